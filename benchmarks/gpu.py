@@ -25,13 +25,13 @@ from torch.profiler import ProfilerActivity, profile
 
 import gradlib
 from benchmarks import gpu_nets, jacobian, jacobian_nets, nets, recorder, timing
+from benchmarks.files import RESULTS, write
 from benchmarks.jacobian_ways import Contender, contenders, loop, serious
 from benchmarks.memory import measure_memory
 from benchmarks.names import BATCHED, JACFWD, JACREV, JACREV_OF_SUM, OURS, REPLICATED
 from benchmarks.recorder_report import as_text
 from benchmarks.waiting import no_waiting
 
-RESULTS = Path(__file__).parent / "results"
 COMPILED = (
     BATCHED,
     JACREV,
@@ -95,10 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def save(results: Result) -> None:
         if out:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = out.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps(results, indent=1) + "\n")
-            unfinished.replace(out)  # a whole file, whenever the machine goes away
+            write(results, out)
 
     with tf32(allowed=False):  # unless a row says otherwise
         results = measure(

@@ -9,8 +9,7 @@ The networks' weights require no grad. Every result is compared with one in floa
 """
 
 import argparse
-import json
-import platform
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 
 import gradlib
 from benchmarks import timing
+from benchmarks.files import RESULTS, write
 from benchmarks.jacobian_nets import Net, nets, random_nets
 from benchmarks.jacobian_ways import (
     MOST,
@@ -29,9 +29,9 @@ from benchmarks.jacobian_ways import (
     serious_and_checked,
 )
 from benchmarks.memory import measure_memory
+from benchmarks.names import counted_threads
 from gradlib.render import Table
 
-RESULTS = Path(__file__).parent / "results"
 PATIENCE = 5e3
 """The most milliseconds a use may take; a slower way is left out."""
 PASSES = 2000
@@ -67,8 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         and RESULTS / f"jacobian{'-random' * bool(options.random)}-{device.type}.json"
     )
     if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1) + "\n")
+        write(results, out)
         print(f"\nwritten to {out}")
 
 
@@ -80,38 +79,16 @@ def measure(
     device: torch.device,
 ) -> Result:
     """Return all results, ready to be written as JSON."""
-    started = timing.now(), timing.machine(device)
-    before = torch.get_num_threads()
+    conditions = timing.conditions(device, rounds, [REPEATS, MOST_REPEATS])
     rows: list[Result] = []
-    try:
-        for count in threads:
-            torch.set_num_threads(count)
-            for net in chosen:
-                known = {it["contender"]: it for it in rows if it["net"] == net.name}
-                rows += [
-                    {"net": net.name, "threads": count, **row}
-                    for row in _of_net(
-                        net, ways, known, rounds, device, timing.threads_text(count)
-                    )
-                ]
-    finally:
-        torch.set_num_threads(before)
-    return {
-        "benchmark": "jacobian",
-        "date": started[0],
-        "plans": [_plan(net) for net in chosen],
-        "machine": started[1],
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "settings": {
-            "device": device.type,
-            "rounds": rounds,
-            "timed_uses_in_a_turn": [REPEATS, MOST_REPEATS],
-            "garbage": timing.GC,
-            "statistics": timing.STATISTICS,
-        },
-        "rows": rows,
-    }
+    for count, net in itertools.product(threads, chosen):
+        known = {it["contender"]: it for it in rows if it["net"] == net.name}
+        label = counted_threads(count)
+        with timing.threads(count):
+            found = _of_net(net, ways, known, rounds, device, label)
+        rows += [{"net": net.name, "threads": count, **row} for row in found]
+    plans = [_plan(net) for net in chosen]
+    return {"benchmark": "jacobian", **conditions, "plans": plans, "rows": rows}
 
 
 def _of_net(
@@ -237,7 +214,7 @@ def as_text(results: Result) -> str:
         groups.setdefault((row["net"], row["threads"]), []).append(row)
     for (net, threads), rows in groups.items():
         size = rows[0]["result_bytes"] / 2**20
-        title = f"{net}, {timing.threads_text(threads)}; result {size:.2f} MiB"
+        title = f"{net}, {counted_threads(threads)}; result {size:.2f} MiB"
         columns = ("way", "ms", "x gradlib", "peak MiB", "difference")
         cells = [_cells(row) for row in rows if not row.get("skipped")]
         left_out = [

@@ -1,4 +1,4 @@
-"""The names of contenders in the results."""
+"""The names of contenders in the results, and of numbers of threads."""
 
 NONE = "no hooks"
 BY_HAND = "tensor hooks by hand"
@@ -20,3 +20,8 @@ JACFWD = "vmap(jacfwd)"
 JACREV_OF_SUM = "jacrev of the sum"
 REPLICATED = "replicate"
 UNIT_JVPS = "jvp with unit vectors"
+
+
+def counted_threads(number: int) -> str:
+    """Return a number of threads in words."""
+    return "1 thread" if number == 1 else f"{number} threads"

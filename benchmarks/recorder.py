@@ -10,8 +10,7 @@ hooks.
 """
 
 import argparse
-import json
-import platform
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +22,12 @@ import torch
 from benchmarks import timing
 from benchmarks.contender import Contender
 from benchmarks.contenders import contenders
+from benchmarks.files import RESULTS, write
 from benchmarks.memory import measure_memory
-from benchmarks.names import BY_HAND, FULL, NONE
+from benchmarks.names import BY_HAND, FULL, NONE, counted_threads
 from benchmarks.nets import Net, mlp, transformer
 from benchmarks.recorder_report import as_text
 
-RESULTS = Path(__file__).parent / "results"
 REPEATS = 3
 """The number of timed uses in a turn."""
 
@@ -56,47 +55,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         not options.quick and RESULTS / f"recorder-{device.type}.json"
     )
     if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1) + "\n")
+        write(results, out)
         print(f"\nwritten to {out}")
 
 
 def measure(plan: Plan, device: torch.device) -> Result:
     """Return all results, ready to be written as JSON."""
-    started = timing.now(), timing.machine(device)
+    conditions = timing.conditions(device, plan.rounds, REPEATS)
     everyone = contenders()
-    threads_before = torch.get_num_threads()
     times: list[Result] = []
-    try:
-        for threads in plan.threads:
-            torch.set_num_threads(threads)
-            for net in plan.timed:
-                label = f"{net.name}, {timing.threads_text(threads)}"
-                times += [
-                    {"net": net.name, "threads": threads, **row}
-                    for row in _times(everyone, net, plan.rounds, device, label)
-                ]
-        torch.set_num_threads(1)
+    for threads, net in itertools.product(plan.threads, plan.timed):
+        label = f"{net.name}, {counted_threads(threads)}"
+        with timing.threads(threads):
+            rows = _times(everyone, net, plan.rounds, device, label)
+        times += [{"net": net.name, "threads": threads, **row} for row in rows]
+    with timing.threads(1):
         memory = [
             {"net": net.name, **row}
             for net in plan.weighed
             for row in _memory(everyone, net, device)
         ]
-    finally:
-        torch.set_num_threads(threads_before)
     return {
         "benchmark": "recorder",
-        "date": started[0],
-        "machine": started[1],
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "settings": {
-            "device": device.type,
-            "rounds": plan.rounds,
-            "timed_uses_in_a_turn": REPEATS,
-            "garbage": timing.GC,
-            "statistics": timing.STATISTICS,
-        },
+        **conditions,
         "contenders": [
             {
                 "contender": one.name,

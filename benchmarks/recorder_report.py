@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import timing
+from benchmarks.names import counted_threads
 
 Result = dict[str, Any]
 
@@ -23,7 +23,7 @@ def as_text(results: Result) -> str:
         rows = [
             r for r in results["times"] if (r["net"], r["threads"]) == (net, threads)
         ]
-        parts += ["", f"{net}, {timing.threads_text(threads)}", *_time_table(rows)]
+        parts += ["", f"{net}, {counted_threads(threads)}", *_time_table(rows)]
     for net in dict.fromkeys(row["net"] for row in results["memory"]):
         rows = [row for row in results["memory"] if row["net"] == net]
         parts += ["", f"memory: {net}", *_memory_table(rows)]

@@ -101,6 +101,40 @@ def ratio(samples: Samples, base: Samples) -> dict[str, float]:
     return spread({number: samples[number] / base[number] for number in both})
 
 
+def conditions(device: torch.device, rounds: int, uses: object) -> dict[str, object]:
+    """Return when, where and how results are measured.
+
+    Args:
+        device: The device.
+        rounds: How many rounds there are.
+        uses: How many timed uses a turn has.
+    """
+    return {
+        "date": now(),
+        "machine": machine(device),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "settings": {
+            "device": device.type,
+            "rounds": rounds,
+            "timed_uses_in_a_turn": uses,
+            "garbage": GC,
+            "statistics": STATISTICS,
+        },
+    }
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Let torch use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def machine(device: torch.device) -> dict[str, object]:
     """Describe the machine."""
     found: dict[str, object] = {
@@ -145,8 +179,3 @@ def _cpu() -> str:
         return platform.processor()
     names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-def threads_text(number: int) -> str:
-    """Return a number of threads in words."""
-    return "1 thread" if number == 1 else f"{number} threads"

@@ -21,10 +21,18 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from benchmarks.names import BATCHED, LOOP, NONE, OURS, OURS_CHECKED, UNIT_JVPS
+from benchmarks.names import (
+    BATCHED,
+    LOOP,
+    NONE,
+    OURS,
+    OURS_CHECKED,
+    UNIT_JVPS,
+    counted_threads,
+)
 from mkdocs_hooks import figures
 from mkdocs_hooks.benchmark_jacobians import best_other, by_net, others, to_ours
-from mkdocs_hooks.benchmark_tables import counted_threads, grouped, load
+from mkdocs_hooks.benchmark_tables import grouped, load
 
 COUNTED = {
     "reverse": BATCHED,

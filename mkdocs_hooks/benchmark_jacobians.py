@@ -21,11 +21,11 @@ from benchmarks.names import (
     OURS_IN_A_FUNCTION,
     OURS_IN_OTHER_CODE,
     OURS_IN_OTHER_CODE_CHECKED,
+    counted_threads,
 )
 from mkdocs_hooks.benchmark_tables import (
     Rows,
     by_threads,
-    counted_threads,
     filled,
     folded,
     grouped,

@@ -12,10 +12,9 @@ from typing import Any
 
 from mkdocs.structure.pages import Page
 
-from benchmarks.names import NONE, OURS, OURS_STATISTICS
+from benchmarks.names import NONE, OURS, OURS_STATISTICS, counted_threads
 from mkdocs_hooks.benchmark_tables import (
     Rows,
-    counted_threads,
     device,
     filled,
     folded,

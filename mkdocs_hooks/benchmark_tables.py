@@ -8,7 +8,8 @@ from typing import Any
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 
-from mkdocs_hooks import cache
+from benchmarks.files import RESULTS
+from benchmarks.names import counted_threads
 
 Rows = list[dict[str, Any]]
 
@@ -34,7 +35,7 @@ WIDTHS = re.compile(r"\d+(x\d+)?(-\d+(x\d+)?)+")
 
 def load(name: str, page: Page) -> dict[str, Any]:
     """Return a file of results."""
-    path = cache.ROOT / "benchmarks" / "results" / f"{name}.json"
+    path = RESULTS / f"{name}.json"
     if not path.exists():
         raise PluginError(f"{page.file.src_uri}: there is no {name}.json of results")
     return json.loads(path.read_text(encoding="utf-8"))
@@ -104,11 +105,6 @@ def by_threads(rows: Rows) -> Iterator[tuple[str, Rows]]:
     parts = grouped(rows, "threads")
     for threads, some in parts:
         yield counted_threads(threads) if len(parts) > 1 else "", some
-
-
-def counted_threads(number: int) -> str:
-    """Return a number of threads in words."""
-    return "1 thread" if number == 1 else f"{number} threads"
 
 
 def milliseconds(found: dict[str, Any]) -> str:

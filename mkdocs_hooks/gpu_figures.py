@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from mkdocs_hooks import cache
+from benchmarks.files import RESULTS
 from mkdocs_hooks.benchmark_jacobians import jacobian, times
 from mkdocs_hooks.benchmark_recorders import memory, of_memory, recorder, said
 from mkdocs_hooks.benchmark_tables import (
@@ -24,7 +24,6 @@ from mkdocs_hooks.benchmark_tables import (
 
 MARKER = '<div class="gpu-figures"></div>'
 NONE = "No GPU results are committed yet: nothing on this site was measured on a GPU."
-RESULTS = cache.ROOT / "benchmarks" / "results"
 PARTS = {
     "jacobian": "Jacobians",
     "recorder": "recording",
@@ -62,11 +61,7 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
         yield f"### {first['machine'].get('gpu', 'No GPU')}"
         yield f"CUDA {results['cuda']}, TF32 off where a table says nothing else."
     if "recorder" in results:
-        yield "#### Recording"
-        yield where(results["recorder"])
-        yield from said(results["recorder"])
-        yield from recorder(results["recorder"])
-        yield folded("What each takes of memory", memory(results["recorder"]["memory"]))
+        yield from _recording(results["recorder"])
     if "kept" in results:
         yield "Where what is recorded is kept:"
         yield table(
@@ -94,15 +89,18 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
         yield _against_ours(results["compiled"])
     if left := _left(results):
         yield f"Not measured yet: {left}."
-    if results["failed"]:
+    if failed := results["failed"]:
         yield "Not measured:"
-        yield table(
-            ("part", "network", "why"),
-            [
-                (it["part"], it["net"], _in_a_cell(it["error"]))
-                for it in results["failed"]
-            ],
-        )
+        rows = [(it["part"], it["net"], _in_a_cell(it["error"])) for it in failed]
+        yield table(("part", "network", "why"), rows)
+
+
+def _recording(results: dict[str, Any]) -> Iterator[str]:
+    yield "#### Recording"
+    yield where(results)
+    yield from said(results)
+    yield from recorder(results)
+    yield folded("What each takes of memory", memory(results["memory"]))
 
 
 def _left(results: dict[str, Any]) -> str:
