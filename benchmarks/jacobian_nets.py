@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -141,8 +141,9 @@ def random_nets(count: int, device: torch.device) -> list[Net]:
         torch.manual_seed(number)
         name, model, shape = _KINDS[number % len(_KINDS)](chance)
         model = model.to(device).eval().requires_grad_(False)
-        made.append(Net(f"{number + 1}: {name}", model, torch.randn(*shape)))
-    return [replace(net, x=net.x.to(device)) for net in made]
+        x = torch.randn(*shape).to(device)
+        made.append(Net(f"{number + 1}: {name}", model, x))
+    return made
 
 
 Drawn = tuple[str, nn.Module, tuple[int, ...]]

@@ -375,10 +375,10 @@ _CASES = [
 ]
 
 
-def _flush(case: Case) -> Case:
+def _dedented(case: Case) -> Case:
     wrong, right = (dedent(it).lstrip() for it in (case.wrong, case.right))
     return replace(case, wrong=wrong, right=right)
 
 
-CASES = {case.code: _flush(case) for case in _CASES}
+CASES = {case.code: _dedented(case) for case in _CASES}
 """Every case by its code."""

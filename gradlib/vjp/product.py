@@ -81,19 +81,16 @@ class Product:
     results: list[Tensor]
     jacobian: Jacobian | str
 
-    def by_output(self, values: Sequence[Any]) -> Any:
-        """Return the outputs' values as a tuple, or alone if no sequence was given."""
-        return values[0] if self.outputs == ("y",) else tuple(values)
-
     def by_input(self, values: Sequence[Any]) -> Any:
-        """Return the inputs' values likewise, or as a dict if the inputs are one."""
+        """Return values as the inputs were given: alone, in a tuple or in a dict."""
         if self.keys is not None:
             return dict(zip(self.keys, values, strict=True))
         return values[0] if self.inputs == ("x",) else tuple(values)
 
     def by_pair(self, values: Sequence[Sequence[Any]]) -> Any:
         """Return the values of all pairs: the inputs' structure within the outputs'."""
-        return self.by_output([self.by_input(row) for row in values])
+        rows = tuple(map(self.by_input, values))
+        return rows[0] if self.outputs == ("y",) else rows
 
 
 def multiply(arguments: Arguments) -> Product:

@@ -50,7 +50,8 @@ def _of_one_output(product: Product, term: str, weights: Weights) -> str:
         case Kind.ONE_HOT:
             index = weights.index
             row = index[0] if len(index) == 1 else list(index)
-            return _capital(f"{times}row {row} of J: the gradient of {term}.")
+            said = f"{times}row {row} of J: the gradient of {term}."
+            return said[0].upper() + said[1:]
         case Kind.CONSTANT | Kind.MEAN:
             return _of_equal_weights(product, term, weights)
         case Kind.COMPLEX:
@@ -187,7 +188,3 @@ def _listed(names: Sequence[str], separator: str) -> str:
 
 def _times(weights: Weights) -> str:
     return f"{weights.factor} times " if weights.factor else ""
-
-
-def _capital(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]
