@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gradlib.private.nodes import forms_at
-from gradlib.vjp.written import Site
+from gradlib.vjp.source import Site
 
 Shape: TypeAlias = tuple[int, ...]
 

@@ -14,9 +14,9 @@ from torch.autograd.graph import Node
 from gradlib.edges import edges_of, nodes_behind
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments, written_key
-from gradlib.vjp.names import attribute
+from gradlib.vjp.source import Site, position_of, value_of
 from gradlib.vjp.spelling import own_names
-from gradlib.vjp.written import Site, position_of, value_of
+from gradlib.vjp.tensor_names import attribute
 
 _LOOPS = ("for ", "while ", "async for ")
 _SCOPES = ("def ", "class ", "async def ")

@@ -16,8 +16,8 @@ from gradlib.stats import is_inexact
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.connection import LEADS_NOWHERE
+from gradlib.vjp.source import Site, position_of, tree_of, value_of
 from gradlib.vjp.spelling import LONGEST, expressions_by_letter
-from gradlib.vjp.written import Site, position_of, tree_of, value_of
 
 _DETACHED = "Leave it out on the way from the input to the output."
 _NO_DERIVATIVE = "It has no derivative. Compute the output with operations on floats."

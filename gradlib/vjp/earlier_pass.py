@@ -12,8 +12,8 @@ from torch.autograd.graph import Node
 from gradlib.edges import nodes_behind
 from gradlib.private.nodes import leaf_of
 from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.source import Position, Site, call_at, position_of, text_of, value_of
 from gradlib.vjp.spelling import own_names
-from gradlib.vjp.written import Position, Site, call_at, position_of, text_of, value_of
 
 # Functions that run a pass; one more positional argument may be retain_graph.
 _POSITIONS = {"backward": 1, "grad": 3}

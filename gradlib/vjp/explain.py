@@ -3,12 +3,12 @@
 from typing import Any
 
 from gradlib.vjp.arguments import read_arguments
-from gradlib.vjp.calls import is_of_another
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.explanation import VJPExplanation, explained, refused
 from gradlib.vjp.product import multiply
 from gradlib.vjp.raised import explain_raised
-from gradlib.vjp.written import site_of_caller
+from gradlib.vjp.source import site_of_caller
+from gradlib.vjp.tracebacks import is_of_another
 
 _DONATED = "This backward function was compiled with non-empty donated buffers"
 _COMPILED = """

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from gradlib.errors import GradlibError, RecordingArgumentError
 from gradlib.vjp.arguments import Arguments
-from gradlib.vjp.calls import innermost_call, raised_by_hook
 from gradlib.vjp.cases import CASES
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.raised import explain_raised
+from gradlib.vjp.tracebacks import innermost_call, raised_by_hook
 from gradlib.vjp.vector_lists import are_rows
 from gradlib.vjp.wordings import code_of
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from gradlib.render import STYLE
 from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.equation import equation
+from gradlib.vjp.meaning import headline
 from gradlib.vjp.product import Jacobian, Product
 from gradlib.vjp.tables import tables
-from gradlib.vjp.words import headline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradlib.vjp.arguments import read_arguments
-from gradlib.vjp.calls import is_of_another
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.raised import explain_raised
-from gradlib.vjp.written import site_of_caller
+from gradlib.vjp.source import site_of_caller
+from gradlib.vjp.tracebacks import is_of_another
 
 Key = TypeVar("Key")
 Tensors: TypeAlias = Tensor | GradientEdge | Iterable[Tensor | GradientEdge]

@@ -36,8 +36,8 @@ from gradlib.vjp.fixes import (
     for_entries,
     recomputed,
 )
-from gradlib.vjp.names import called, in_reach, named_tensors
 from gradlib.vjp.spelling import LONGEST
+from gradlib.vjp.tensor_names import called, in_reach, named_tensors
 
 
 def check_requires_grad(arguments: Arguments) -> Diagnosis | None:

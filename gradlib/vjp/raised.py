@@ -14,9 +14,9 @@ from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.earlier_pass import earlier_pass
 from gradlib.vjp.fixes import CALL, ORIGINAL, call, recomputed
 from gradlib.vjp.layout_checks import sparse_refused
-from gradlib.vjp.names import called, named_tensors, variable_of
 from gradlib.vjp.refused import leaf_changed, numpy_refused
 from gradlib.vjp.spelling import in_own_names, own_names
+from gradlib.vjp.tensor_names import called, named_tensors, variable_of
 from gradlib.vjp.wordings import code_of
 
 _CHANGED = re.compile(

@@ -7,11 +7,11 @@ from types import FrameType, ModuleType
 
 from torch import Tensor
 
-from gradlib.vjp.calls import steps_of
 from gradlib.vjp.diagnosis import Diagnosis
-from gradlib.vjp.names import is_of, name_of
+from gradlib.vjp.source import tree_of, value_of
 from gradlib.vjp.spelling import LONGEST
-from gradlib.vjp.written import tree_of, value_of
+from gradlib.vjp.tensor_names import is_of, name_of
+from gradlib.vjp.tracebacks import steps_of
 
 
 def leaf_changed(error: BaseException) -> Diagnosis:

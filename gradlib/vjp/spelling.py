@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from gradlib.vjp.arguments import Argument, Arguments
 from gradlib.vjp.diagnosis import Diagnosis
-from gradlib.vjp.names import variable_of
-from gradlib.vjp.written import UNKNOWN, Expression, expressions, names_in, value_of
+from gradlib.vjp.source import UNKNOWN, Expression, expressions, names_in, value_of
+from gradlib.vjp.tensor_names import variable_of
 
 LONG = 30  # letters; a longer expression is put into a variable first
 LONGEST = 60  # letters, at most, of an expression that is put into a variable

@@ -9,10 +9,10 @@ from torch import Tensor
 from gradlib.render import WIDTH, Table
 from gradlib.vjp.entries import Entries, entries_of
 from gradlib.vjp.equation import equation
+from gradlib.vjp.meaning import headline, remarks
 from gradlib.vjp.patterns import patterns_of
 from gradlib.vjp.product import Jacobian, Product
 from gradlib.vjp.weights import weights_in
-from gradlib.vjp.words import headline, remarks
 
 LISTED = 6  # tensors of a kind that are listed; the rest are counted
 SMALL = 20  # rows or columns, at most, of the table of numbers

@@ -13,8 +13,8 @@ from gradlib.vjp.connection import LEADS_NOWHERE, LEAF, is_made_anew
 from gradlib.vjp.diagnosis import Diagnosis, together
 from gradlib.vjp.fixes import all_ones, call, recomputed, spelled_form, weights
 from gradlib.vjp.layout_checks import check_layout
-from gradlib.vjp.names import called
 from gradlib.vjp.shape_guesses import guess
+from gradlib.vjp.tensor_names import called
 from gradlib.vjp.vector_batches import (
     check_batch_axis,
     check_batch_sizes,

@@ -20,7 +20,7 @@ from gradlib.vjp.fixes import (
     weights,
 )
 from gradlib.vjp.kind_checks import kind_of
-from gradlib.vjp.written import expressions
+from gradlib.vjp.source import expressions
 
 
 def check_vector_kinds(arguments: Arguments) -> Diagnosis | None:

@@ -1,4 +1,4 @@
-"""The autograd calls that an error passed through, and their arguments."""
+"""What the traceback of an error shows: the autograd calls in it, and who raised."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +18,9 @@ from gradlib.vjp.arguments import (
     read_arguments,
     read_grad_outputs,
 )
-from gradlib.vjp.names import is_of, module_of
+from gradlib.vjp.source import Site
+from gradlib.vjp.tensor_names import is_of, module_of
 from gradlib.vjp.wordings import code_of
-from gradlib.vjp.written import Site
 
 _OPTIONS = (
     "retain_graph",
