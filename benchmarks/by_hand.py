@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from benchmarks.contender import as_tuple
+
 Gradients = dict[int, Tensor]
 
 
@@ -45,9 +47,8 @@ def tensor_hooks(model: nn.Module) -> Generator[Calls]:
     def after_forward(name: str, _module: object, args: Any, output: Any) -> None:
         call = Call(name, args, output)
         recorded.calls.append(call)
-        outputs = output if isinstance(output, tuple) else (output,)
         _hook_each(args, call.grad_input)
-        _hook_each(outputs, call.grad_output)
+        _hook_each(as_tuple(output), call.grad_output)
 
     handles = [
         module.register_forward_hook(partial(after_forward, name))
@@ -82,8 +83,7 @@ def tensor_hooks_on_aliases(model: nn.Module) -> Generator[Calls]:
         call = begun.pop()
         call.output = output
         recorded.calls.append(call)
-        outputs = output if isinstance(output, tuple) else (output,)
-        _hook_each(outputs, call.grad_output)
+        _hook_each(as_tuple(output), call.grad_output)
 
     handles = _hook_parameters(model, recorded)
     for name, module in model.named_modules():

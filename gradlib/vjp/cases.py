@@ -36,6 +36,7 @@ class Case:
         return self.error.code
 
 
+# Each program has one more line, "import torch", in front.
 _CASES = [
     Case(
         errors.NoGradOutputsError,
@@ -44,15 +45,11 @@ _CASES = [
         "weight in v. Only an output with a single entry needs no v: its weight is "
         "one.",
         wrong="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
             y = torch.outer(x, x)
             torch.autograd.grad(y, x)
             """,
         right="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
             y = torch.outer(x, x)
             v = torch.ones_like(y)
@@ -67,15 +64,11 @@ _CASES = [
         "shape of the output, whatever the shape of the input, and it is not "
         "broadcast. Several outputs take a list, with a v for each.",
         wrong="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
             y = torch.outer(x, x)
             torch.autograd.grad(y, x, torch.ones_like(x))
             """,
         right="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
             y = torch.outer(x, x)
             (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
@@ -87,15 +80,11 @@ _CASES = [
         "More or fewer grad_outputs than outputs",
         "Each output has a v of its own, in the same order; the inputs have none.",
         wrong="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             y = x**2
             torch.autograd.grad(y, x, [torch.ones_like(y), torch.zeros_like(y)])
             """,
         right="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             y = x**2
             (gradient,) = torch.autograd.grad(y, x, [torch.ones_like(y)])
@@ -108,15 +97,11 @@ _CASES = [
         "A number or a list instead of a tensor",
         "Each v is a tensor with the shape of its output, or None.",
         wrong="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             loss = (x**2).sum()
             torch.autograd.grad(loss, x, 0.5)
             """,
         right="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             loss = (x**2).sum()
             (gradient,) = torch.autograd.grad(loss, x, torch.tensor(0.5))
@@ -129,15 +114,11 @@ _CASES = [
         "v is a gradient with respect to the output: floating-point, or complex "
         "where the output is complex.",
         wrong="""
-            import torch
-
             x = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
             y = x**2
             torch.autograd.grad(y, x, x > 0)
             """,
         right="""
-            import torch
-
             x = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
             y = x**2
             (gradient,) = torch.autograd.grad(y, x, (x > 0).to(y.dtype))
@@ -150,16 +131,12 @@ _CASES = [
         "A grad_outputs on another device than its output",
         "The backward pass begins with v, on the device of the output.",
         wrong="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             y = x**2
             v = torch.ones(3, device="meta")  # "meta" stands for any other device
             torch.autograd.grad(y, x, v)
             """,
         right="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             y = x**2
             v = torch.ones(3, device=y.device)
@@ -174,15 +151,11 @@ _CASES = [
         "and the rest has the shape of the output. Without it there is no such "
         "axis.",
         wrong="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             y = x**2
             torch.autograd.grad(y, x, torch.eye(3))
             """,
         right="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             y = x**2
             (jacobian,) = torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
@@ -195,16 +168,12 @@ _CASES = [
         "Gradients flow back through the graph that was recorded while the output"
         " was computed. An output that does not require grad has none.",
         wrong="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             with torch.no_grad():
                 loss = (x**2).sum()
             torch.autograd.grad(loss, x)
             """,
         right="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             loss = (x**2).sum()
             (gradient,) = torch.autograd.grad(loss, x)
@@ -218,15 +187,11 @@ _CASES = [
         "from. A slice, a view or a copy of one that is made later is a new "
         "tensor.",
         wrong="""
-            import torch
-
             x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
             loss = (x**2).sum()
             torch.autograd.grad(loss, x[0])
             """,
         right="""
-            import torch
-
             x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
             loss = (x**2).sum()
             (gradient,) = torch.autograd.grad(loss, x)
@@ -239,16 +204,12 @@ _CASES = [
         "autograd records what is computed from tensors that require grad, so an "
         "input has to require it before the output is computed.",
         wrong="""
-            import torch
-
             weight = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             x = torch.tensor([4.0, 5.0, 6.0])
             loss = (weight * x).sum()
             torch.autograd.grad(loss, x)
             """,
         right="""
-            import torch
-
             weight = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             x = torch.tensor([4.0, 5.0, 6.0], requires_grad=True)
             loss = (weight * x).sum()
@@ -262,16 +223,12 @@ _CASES = [
         "A backward pass frees the values that the graph kept for it, so a second"
         " pass through the same part finds none.",
         wrong="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             loss = (x**2).sum()
             torch.autograd.grad(loss, x)
             torch.autograd.grad(loss, x)
             """,
         right="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             loss = (x**2).sum()
             torch.autograd.grad(loss, x, retain_graph=True)
@@ -285,8 +242,6 @@ _CASES = [
         "The backward pass uses values of the forward pass. One of them was "
         "overwritten in between, and the gradient would be wrong.",
         wrong="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             h = torch.exp(x)
             loss = (h * h).sum()
@@ -294,8 +249,6 @@ _CASES = [
             torch.autograd.grad(loss, x)
             """,
         right="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
             h = torch.exp(x)
             loss = (h * h).sum()
@@ -310,16 +263,12 @@ _CASES = [
         "Without weights, a backward pass needs a single number. Several losses in one "
         "vector, as DataParallel gathers one from each GPU, are made one first.",
         wrong="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
             losses = [(half**2).mean() for half in x.chunk(2)]
             loss = torch.stack(losses)  # as DataParallel gathers one from each GPU
             torch.autograd.grad(loss, x)
             """,
         right="""
-            import torch
-
             x = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
             losses = [(half**2).mean() for half in x.chunk(2)]
             loss = torch.stack(losses).mean()
@@ -333,15 +282,11 @@ _CASES = [
         "Outputs are a tensor or a flat sequence of tensors, and so are inputs, "
         "which may also be a dict of tensors.",
         wrong="""
-            import torch
-
             model = torch.nn.Linear(2, 1)
             loss = model(torch.ones(3, 2)).sum()
             torch.autograd.grad(loss, model)
             """,
         right="""
-            import torch
-
             model = torch.nn.Linear(2, 1)
             loss = model(torch.ones(3, 2)).sum()
             gradients = torch.autograd.grad(loss, tuple(model.parameters()))
@@ -355,16 +300,12 @@ _CASES = [
         "torch also takes a v of layout sparse_coo, with which only some operations "
         "can go on, and a strided v for a sparse output.",
         wrong="""
-            import torch
-
             x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
             y = x**2
             v = torch.eye(2).to_sparse_csr()
             torch.autograd.grad(y, x, v)
             """,
         right="""
-            import torch
-
             x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
             y = x**2
             v = torch.eye(2).to_sparse_csr()
@@ -375,10 +316,10 @@ _CASES = [
 ]
 
 
-def _dedented(case: Case) -> Case:
-    wrong, right = (dedent(it).lstrip() for it in (case.wrong, case.right))
+def _with_import(case: Case) -> Case:
+    wrong, right = (f"import torch\n{dedent(it)}" for it in (case.wrong, case.right))
     return replace(case, wrong=wrong, right=right)
 
 
-CASES = {case.code: _dedented(case) for case in _CASES}
+CASES = {case.code: _with_import(case) for case in _CASES}
 """Every case by its code."""

@@ -5,8 +5,9 @@ from torch.autograd.graph import GradientEdge
 
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.diagnosis import Diagnosis
-from gradlib.vjp.graph_checks import check_connected, check_requires_grad
+from gradlib.vjp.graph_checks import check_connected
 from gradlib.vjp.kind_checks import check_empty, check_kinds
+from gradlib.vjp.requires_grad_checks import check_requires_grad
 from gradlib.vjp.spelling import in_own_names
 from gradlib.vjp.vector_checks import check_vectors
 from gradlib.vjp.vector_lists import check_count, check_options, check_vector_kinds

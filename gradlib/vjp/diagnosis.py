@@ -7,9 +7,10 @@ from textwrap import fill, indent
 
 from gradlib.errors import GradlibError, more_about
 from gradlib.render import WIDTH
-from gradlib.vjp.arguments import Arguments
+from gradlib.vjp.arguments import Argument, Arguments
 from gradlib.vjp.cases import CASES
-from gradlib.vjp.fixes import mended
+from gradlib.vjp.fixes import ORIGINAL, mended, recomputed
+from gradlib.vjp.tensor_names import in_reach
 
 
 @dataclass(frozen=True)
@@ -80,3 +81,17 @@ def together(found: Iterable[Diagnosis], arguments: Arguments) -> Diagnosis | No
         if it.code == first.code:
             mends |= it.mends
     return replace(first, fix=mended(arguments, mends))
+
+
+def passing(
+    name: str,
+    found: Diagnosis,
+    arguments: Arguments,
+    argument: Argument,
+) -> Diagnosis:
+    """Return the diagnosis with code that passes the tensor `name`, if it can."""
+    if not name or argument.several or not in_reach(name, arguments.frames):
+        return found
+    place = "outputs" if argument is arguments.outputs else "inputs"
+    fix = recomputed(arguments, **{place: ORIGINAL})
+    return replace(found, fix=fix, others={ORIGINAL: name})
