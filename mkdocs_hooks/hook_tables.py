@@ -76,14 +76,16 @@ def table(builds: Builds, gpu: Builds, case: str, hook: str, anchor: str = "") -
             for it in (builds[version], cases)
         )
         rows.append(gpu_row(run, cpu, words, anchor))
-    heads = "".join(
-        f'<th scope="col">{head}</th>'
-        for head in ("torch, last node", *FIELDS, "messages")
-    )
+    heads = column_heads("torch, last node", *FIELDS, "messages")
     return (
         f'<table class="hook" aria-label="{case}, {HOOKS[hook]}"><thead><tr>{heads}'
         f"</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
+
+
+def column_heads(*names: str) -> str:
+    """Return the cells that name the columns of a table."""
+    return "".join(f'<th scope="col">{name}</th>' for name in names)
 
 
 def row(run: Run, before: Run | None, words: Words, anchor: str) -> str:
@@ -196,10 +198,7 @@ def lengths(page_url: str, **ends: str) -> str:
         f"{', '.join(linked(cases, page_url, second))}</td></tr>"
         for sizes, cases in sorted(pairs.items())
     )
-    heads = "".join(
-        f'<th scope="col">{head}</th>'
-        for head in (f"torch {first}", f"torch {second}", "modules")
-    )
+    heads = column_heads(f"torch {first}", f"torch {second}", "modules")
     return (
         f'<table class="lengths"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table><p>{fewer(pairs)}</p>"

@@ -15,6 +15,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+# The attributes that hold, by a hook's number, a module's hooks.
+FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+BACKWARD_PRE_HOOKS = "_backward_pre_hooks"
+BACKWARD_HOOKS = (BACKWARD_PRE_HOOKS, "_backward_hooks")
+KIND_OF_BACKWARD_HOOKS = "_is_full_backward_hook"
+
+# The same with those that say how to call a hook.
+_HOOKS_AROUND_FORWARD = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+HOOKS = (*_HOOKS_AROUND_FORWARD, *BACKWARD_HOOKS)
+
+_hooks_around_forward: Callable[[dict[str, Any]], tuple[Any, ...]]
+_hooks_around_forward = itemgetter(*_HOOKS_AROUND_FORWARD)
+
 # How many hooks with a RemovableHandle torch has set in this process, on anything.
 hooks_set: Callable[[], int] = partial(getattr, cast(Any, RemovableHandle), "next_id")
 
@@ -57,7 +76,7 @@ def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
         hooks: The two hooks of each module.
     """
     for module, (before, after) in hooks.items():
-        every = _HOOKS_AROUND_FORWARD(vars(module))
+        every = _hooks_around_forward(vars(module))
         pre_hooks, with_kwargs, forward_hooks, also_with_kwargs, always_called = every
         first, last = id(before), id(after)  # torch's own keys are small numbers
         is_new = first not in pre_hooks
@@ -70,7 +89,7 @@ def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
 def unhook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
     """Remove the hooks that `hook_modules` has set."""
     for module, (before, after) in hooks.items():
-        every = _HOOKS_AROUND_FORWARD(vars(module))
+        every = _hooks_around_forward(vars(module))
         pre_hooks, with_kwargs, forward_hooks, also_with_kwargs, always_called = every
         first, last = id(before), id(after)
         pre_hooks.pop(first, None)
@@ -78,17 +97,6 @@ def unhook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
         forward_hooks.pop(last, None)
         also_with_kwargs.pop(last, None)
         always_called.pop(last, None)
-
-
-# The attributes in which a module keeps its hooks, and how to call them.
-_BEFORE_FORWARD = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
-_AFTER_FORWARD = (
-    *("_forward_hooks", "_forward_hooks_with_kwargs"),
-    "_forward_hooks_always_called",
-)
-_HOOKS_AROUND_FORWARD: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
-    *_BEFORE_FORWARD, *_AFTER_FORWARD
-)
 
 
 @contextmanager
@@ -110,17 +118,9 @@ saved_tensors_hooks: Callable[[], Any] = partial(
     cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks, False
 )
 
-FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-BACKWARD_PRE_HOOKS = "_backward_pre_hooks"
-BACKWARD_HOOKS = (BACKWARD_PRE_HOOKS, "_backward_hooks")
-
 # A module's backward pre-hooks and its backward hooks, by their numbers.
 backward_hooks: Callable[[nn.Module], tuple[dict[int, Any], dict[int, Any]]]
 backward_hooks = attrgetter(*BACKWARD_HOOKS)
-
-# The attributes that hold, by a hook's number, a module's hooks and how to call them.
-HOOKS = (*_BEFORE_FORWARD, *_AFTER_FORWARD, *BACKWARD_HOOKS)
-KIND_OF_BACKWARD_HOOKS = "_is_full_backward_hook"
 
 # The method that gives a call's backward pre-hooks: the global ones, and the module's
 # own. torch calls it by this name (in 2.8, 2.13 and 2.14; 2.15 was not read).

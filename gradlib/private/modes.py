@@ -58,11 +58,6 @@ no_classes_of_tensors: Callable[[], AbstractContextManager[None]] = (
 function_modes: Callable[[], int] = _C._len_torch_function_stack
 
 
-def functions_are_seen() -> bool:
-    """Tell whether a function mode is in force, not counting a default device."""
-    return function_modes() > 0 and _some_mode_is_unknown()
-
-
 def call_unseen(function: Callable[..., None], *args: Any) -> None:
     """Call a function with no function mode in force but that of a default device.
 
@@ -196,7 +191,7 @@ def nobody_looks_on() -> bool:
     return not (
         any_autocast()
         or torch.is_inference_mode_enabled()
-        or functions_are_seen()
+        or (function_modes() and _some_mode_is_unknown())
         or dispatch_modes()
         or values_are_stand_ins()
         or tensors_may_be_dual()
