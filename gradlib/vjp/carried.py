@@ -1,7 +1,6 @@
 """State carried from step to step: by a loop around a call, or in an attribute."""
 
 import ast
-import linecache
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from inspect import getsource
@@ -14,7 +13,7 @@ from torch.autograd.graph import Node
 from gradlib.edges import edges_of, nodes_behind
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments, written_key
-from gradlib.vjp.source import Site, position_of, value_of
+from gradlib.vjp.source import Site, lines_of, position_of, value_of
 from gradlib.vjp.spelling import own_names
 from gradlib.vjp.tensor_names import attribute
 
@@ -151,10 +150,7 @@ def _loops_around(site: Site) -> Iterator[ast.stmt]:
 
     The rest of the file is not parsed: it may be a page of prose with code in it.
     """
-    start = position_of(site)[0]
-    assert start is not None
-    name = site.frame.f_code.co_filename
-    lines = linecache.getlines(name, site.frame.f_globals)
+    start, lines = position_of(site)[0], lines_of(site.frame)
     depth = _depth(lines[start - 1])
     for place in range(start - 2, -1, -1):
         text = lines[place].strip()

@@ -98,8 +98,6 @@ def cut_of(arguments: Arguments) -> Cut | None:
 def _nearest(output: ast.expr, site: Site) -> Cut | None:
     """Return the cut that is nearest to the call."""
     line, _, column, _ = position_of(site)
-    assert line is not None
-    assert column is not None
     place = line, column
     begun = [it for it in _statements(site.frame) if _start(it[0]) <= place]
     steps: _Steps = defaultdict(list)

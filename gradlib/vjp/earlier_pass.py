@@ -4,7 +4,7 @@ import ast
 from collections.abc import Sequence
 from contextlib import suppress
 from types import ModuleType, NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -45,8 +45,9 @@ def earlier_pass(arguments: Arguments) -> EarlierPass | None:
         return None
     with suppress(Exception):  # there may be no source
         here = _end(position_of(site))
-        places = {*site.frame.f_code.co_positions()}
-        before = (it for it in places if None not in it and _end(it) < here)
+        every = {*site.frame.f_code.co_positions()}
+        places = (cast(Position, it) for it in every if None not in it)
+        before = (it for it in places if _end(it) < here)
         graph = _saving_nodes(arguments.outputs.values)
         ordered = sorted(before, key=_end, reverse=True)
         passes = [it for place in ordered if (it := _retaining(place, site))]
@@ -75,7 +76,7 @@ def _saving_nodes(outputs: Sequence[Any]) -> set[Node]:
 
 def _end(position: Position) -> tuple[int, int]:
     _, line, _, column = position
-    return line or 0, column or 0
+    return line, column
 
 
 def _retaining(position: Position, site: Site) -> EarlierPass | None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import islice
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from gradlib.private.passes import running_frame
 
-Position: TypeAlias = tuple[int | None, int | None, int | None, int | None]
+Position: TypeAlias = tuple[int, int, int, int]
 """Where something is in a file: its first and last line, its first and last column."""
 
 
@@ -75,9 +75,20 @@ def expressions(site: Site) -> dict[str, Expression]:
 
 
 def position_of(site: Site) -> Position:
-    """Return the position of a call in its source."""
+    """Return the position of a call in its source.
+
+    Raises:
+        Exception: There is no source.
+    """
     positions = site.frame.f_code.co_positions()
-    return next(islice(positions, site.instruction // 2, None))
+    found = next(islice(positions, site.instruction // 2, None))
+    assert None not in found
+    return cast(Position, found)
+
+
+def lines_of(frame: FrameType) -> list[str]:
+    """Return the lines of the file whose code a frame runs, none without a source."""
+    return linecache.getlines(frame.f_code.co_filename, frame.f_globals)
 
 
 def call_at(position: Position, site: Site) -> tuple[ast.Call, list[str]]:
@@ -89,9 +100,7 @@ def call_at(position: Position, site: Site) -> tuple[ast.Call, list[str]]:
         Exception: There is no source, or no call at that position.
     """
     start, end, left, right = position
-    assert start is not None
-    name = site.frame.f_code.co_filename
-    lines = linecache.getlines(name, site.frame.f_globals)[start - 1 : end]
+    lines = lines_of(site.frame)[start - 1 : end]
     parts = [line.encode() for line in lines]  # columns count bytes
     parts[-1] = parts[-1][:right]
     parts[0] = parts[0][left:]
@@ -116,7 +125,7 @@ def tree_of(frame: FrameType) -> ast.AST:
     places = [*code.co_positions()]
     first = min(it[0] for it in places if it[0])
     last = max(it[1] for it in places if it[1])
-    lines = linecache.getlines(code.co_filename, frame.f_globals)[first - 1 : last]
+    lines = lines_of(frame)[first - 1 : last]
     is_inside = lines[0][:1].isspace()
     tree: Any = ast.parse("".join(["if True:\n"] * is_inside + lines))
     ast.increment_lineno(tree, first - 1 - is_inside)
