@@ -56,8 +56,10 @@ class Spelling:
 def in_own_names(found: Diagnosis, arguments: Arguments) -> Diagnosis:
     """Return a diagnosis with its code in the caller's own names."""
     with suppress(Exception):  # an explanation must get through, in whatever names
-        others = {letter: Spelling(it, it) for letter, it in found.others.items()}
-        spelled = _spellings(arguments, found.others.values()) | others
+        spelled = {letter: Spelling(it, it) for letter, it in found.others.items()}
+        if arguments.site is not None:
+            frame, others = arguments.site.frame, found.others.values()
+            spelled = _spellings(arguments, frame, others) | spelled
         return replace(found, fix=_rewritten(found.fix, spelled))
     return found
 
@@ -97,22 +99,25 @@ def expressions_by_letter(arguments: Arguments) -> dict[str, Expression]:
     }
 
 
-def _spellings(arguments: Arguments, others: Iterable[str]) -> dict[str, Spelling]:
+def _spellings(
+    arguments: Arguments, frame: FrameType, others: Iterable[str]
+) -> dict[str, Spelling]:
     """Return how code at the place of the call spells each argument.
 
     Args:
         arguments: The call.
+        frame: The caller's frame.
         others: Other expressions that the code contains.
     """
     by_letter, written = _by_letter(arguments), expressions_by_letter(arguments)
-    own = {k: _own(it, written.get(k), arguments) for k, it in by_letter.items()}
+    own = {k: _own(it, written.get(k), frame) for k, it in by_letter.items()}
     taken = {
         node.id
         for expression in written.values()
         for node in ast.walk(expression.node)
         if isinstance(node, ast.Name)
     }
-    known = names_in(arguments.site.frame) if arguments.site else set[str]()
+    known = names_in(frame)
     texts = [*others, *(it.text for it in own.values() if it is not None)]
     taken |= {re.split(r"\W", it)[0] for it in texts}
     spelled: dict[str, Spelling] = {}
@@ -123,19 +128,16 @@ def _spellings(arguments: Arguments, others: Iterable[str]) -> dict[str, Spellin
         variable = _free(letter, argument, taken | known if is_bound else taken)
         taken.add(variable)
         if it is None:
-            before = _binding(variable, argument, written.get(letter), arguments)
+            before = _binding(variable, argument, written.get(letter), frame)
             it = Spelling(variable, variable, before)
         elif it.text == letter or _is_recomputed(it.text, argument):
             variable = it.text
         spelled[letter] = replace(it, variable=variable)
-    return spelled | {it: Spelling(name, name) for it, name in _placeholders(arguments)}
+    return spelled | {it: Spelling(name, name) for it, name in _placeholders(frame)}
 
 
-def _placeholders(arguments: Arguments) -> Iterator[tuple[str, str]]:
+def _placeholders(frame: FrameType) -> Iterator[tuple[str, str]]:
     """Yield names for a loop variable and a function that the caller does not use."""
-    if arguments.site is None:
-        return
-    frame = arguments.site.frame
     names = names_in(frame)
     yield "i", next(it for it in _longer("i") if it not in names)
     f = value_of(ast.Name("f"), frame)
@@ -148,12 +150,9 @@ def _longer(letter: str) -> Iterator[str]:
 
 
 def _own(
-    argument: Argument, written: Expression | None, arguments: Arguments
+    argument: Argument, written: Expression | None, frame: FrameType
 ) -> Spelling | None:
     """Return the spelling of an argument that the caller has a short name for."""
-    if arguments.site is None:
-        return None
-    frame = arguments.site.frame
     spelling = None if written is None else _as_written(argument, written, frame)
     if spelling is None and not argument.several:
         name = variable_of(argument.values[0], frame)
@@ -250,15 +249,12 @@ def _free(letter: str, argument: Argument, taken: set[str]) -> str:
 
 
 def _binding(
-    variable: str,
-    argument: Argument,
-    written: Expression | None,
-    arguments: Arguments,
+    variable: str, argument: Argument, written: Expression | None, frame: FrameType
 ) -> str:
     """Return the line that sets a variable to what the caller wrote, or ``""``."""
-    if written is None or arguments.site is None:
+    if written is None:
         return ""
-    value = value_of(written.node, arguments.site.frame)
+    value = value_of(written.node, frame)
     if value is not UNKNOWN:
         if not _opens_to(value, argument):
             return ""  # its value has changed since
