@@ -79,7 +79,7 @@ def gradient_flow(
     Returns:
         The figure drawn on.
     """
-    ax = ax or _lines(labels, LINE)
+    ax = ax or _axes_for(labels, LINE)
     for kind, columns in norms.items():
         if any(columns) or not any(map(any, norms.values())):
             _draw_norms(kind, columns, ax)  # else only the legend would show the kind
@@ -88,7 +88,7 @@ def gradient_flow(
     every = [*norms.values(), *totals.values()]
     values = [v for columns in every for column in columns for v in column]
     if any(0 < v < math.inf for v in values):
-        _scale(ax)
+        _make_logarithmic(ax)
     else:
         ax.set_xticks([])
     columns = [(i, column) for it in every for i, column in enumerate(it)]
@@ -122,7 +122,7 @@ def heat_map(
     Returns:
         The figure drawn on.
     """
-    ax = ax or _lines(labels, ROW)
+    ax = ax or _axes_for(labels, ROW)
     found = [v for row in norms for v in row if v is not None]
     colours = [math.log10(v) for v in found if 0 < v < math.inf]
     if colours:
@@ -161,7 +161,7 @@ def errors(
     Returns:
         The figure drawn on.
     """
-    ax = ax or _lines(labels, LINE)
+    ax = ax or _axes_for(labels, LINE)
     for kind, column in found.items():
         _draw_norms(kind, [[] if v is None else [v] for v in column], ax)
     values = [v for column in found.values() for v in column if v is not None]
@@ -172,7 +172,7 @@ def errors(
         if first and first[1] < math.inf:
             row, at, label = first
             ax.plot([at], [row], label=label, linestyle="none", **RING)
-        _scale(ax)
+        _make_logarithmic(ax)
     else:
         ax.set_xticks([])
     infinite = {i for it in found.values() for i, v in enumerate(it) if v == math.inf}
@@ -225,7 +225,7 @@ def ridges(
     Returns:
         The figure drawn on.
     """
-    ax = ax or _lines(labels, LINE)
+    ax = ax or _axes_for(labels, LINE)
     low, high = powers
     colour = STYLES[kind][0]
     for row, ridge in enumerate(distributions):
@@ -252,7 +252,7 @@ def ridges(
 
 
 def _draw_norms(kind: str, columns: Sequence[Sequence[float]], ax: Axes) -> None:
-    colour, marker = STYLES[kind]
+    colour, _ = STYLES[kind]
     # A logarithmic axis has no place for zero: a gap shows it.
     found = [[v for v in column if 0 < v < math.inf] for column in columns]
     at = [i for i, column in enumerate(found) if column]
@@ -260,7 +260,7 @@ def _draw_norms(kind: str, columns: Sequence[Sequence[float]], ax: Axes) -> None
         [statistic(found[i]) for i in at] for statistic in (min, median, max)
     )
     flows = kind in FLOWING
-    style: Any = {"color": colour, "marker": marker, "markersize": _size(columns)}
+    style = _style(kind, columns)
     ax.plot(middle, at, label=kind, linestyle="-" if flows else "none", **style)
     if flows:
         ax.fill_betweenx(at, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -275,13 +275,13 @@ def _draw_totals(
     ax: Axes,
 ) -> None:
     """Draw totals as hollow markers, each with a dotted line to its share."""
-    colour, marker = STYLES[kind]
+    colour, _ = STYLES[kind]
     at = [i for i, it in enumerate(columns) if it and 0 < median(it) < math.inf]
     middle = [median(columns[i]) for i in at]
     if not at:
         return
     label = f"{kind}_total"
-    style: Any = {"color": colour, "marker": marker, "markersize": _size(columns)}
+    style = _style(kind, columns)
     ax.plot(middle, at, label=label, linestyle="none", markerfacecolor="none", **style)
     for row, total in zip(at, middle, strict=True):
         share = median(shares[row]) if shares[row] else total
@@ -289,9 +289,11 @@ def _draw_totals(
             ax.hlines(row, share, total, color=colour, linestyle=":")
 
 
-def _size(rows: Sequence[object]) -> float:
-    """Return a size for markers, in points, at which each row shows its own."""
-    return min(6, max(6 * LINES / max(len(rows), 1), 2))
+def _style(kind: str, rows: Sequence[object]) -> dict[str, Any]:
+    """Return how to draw a kind, with markers so small that each row shows its own."""
+    colour, marker = STYLES[kind]
+    points = min(6, max(6 * LINES / max(len(rows), 1), 2))
+    return {"color": colour, "marker": marker, "markersize": points}
 
 
 def _draw_colours(
@@ -428,7 +430,7 @@ def _finished(ax: Axes, nothing: str) -> Figure:
     return figure_of(ax)
 
 
-def _scale(ax: Axes) -> None:
+def _make_logarithmic(ax: Axes) -> None:
     """Make the horizontal axis logarithmic, with plain numbers on it."""
     ax.set_xscale("log")
     room = min(max(int(inches_of(ax).width / NUMBER), 2), 9)
@@ -445,7 +447,7 @@ def _scale(ax: Axes) -> None:
         ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _lines(labels: Sequence[str], line: float) -> Axes:
+def _axes_for(labels: Sequence[str], line: float) -> Axes:
     """Return the axes of a new figure, with `line` inches for each module."""
     beyond = max(0, max(map(len, labels), default=0) - SHORT)
     return new_axes(6 + LETTER * beyond, 1.4 + line * min(max(len(labels), 3), LINES))

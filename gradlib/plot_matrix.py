@@ -56,8 +56,7 @@ def weighted_rows(
     down, across = _Side.along(rows), _Side.along(columns)
     ax = ax or _new_axes(down, across)
     left, below = -across.gap - across.strip, down.end + down.gap
-    ax.set_xlim(left, across.end)
-    ax.set_ylim(below + down.strip, 0)
+    ax.set(xlim=(left, across.end), ylim=(below + down.strip, 0))
     weights = [
         _Part(left, y, across.strip, len(it), [[weight] for weight in it])
         for y, it in zip(down.starts, v, strict=True)
@@ -71,9 +70,7 @@ def weighted_rows(
         _Part(x, below, len(it), down.strip, [it])
         for x, it in zip(across.starts, sums, strict=True)
     ]
-    ends = _largest(weights), _largest(matrix), _largest(product)
-    # Where sums are tiny beside their terms, full colours would show only rounding.
-    ends = *ends[:2], max(ends[2], NOTHING * ends[0] * ends[1])
+    ends = _strongest(weights, matrix, product)
     for parts, end in zip((weights, matrix, product), ends, strict=True):
         _paint(parts, end or 1, ax)
     if not _write_numbers([*weights, *matrix, *product], ax):
@@ -150,6 +147,15 @@ class _Part:
             for j, number in enumerate(row):
                 x = self.x + (j + 0.5) * self.width / len(row)
                 yield x, self.y + (i + 0.5) * self.height / len(self.numbers), number
+
+
+def _strongest(
+    weights: list[_Part], matrix: list[_Part], product: list[_Part]
+) -> tuple[float, float, float]:
+    """Return what the strongest colour of v, of J and of vᵀJ stands for."""
+    v, j, sums = map(_largest, (weights, matrix, product))
+    # Where sums are tiny beside their terms, full colours would show only rounding.
+    return v, j, max(sums, NOTHING * v * j)
 
 
 def _largest(parts: Sequence[_Part]) -> float:
