@@ -1,12 +1,19 @@
 """Let a table too wide for the screen scroll by itself, with the keyboard too.
 
-Long names in it, and in the headings of the reference, get places to break at: between
-their words, not within one. In tables only phones use these.
+One of many columns says how many of them hold numbers: on a phone a row of it takes two
+lines, its texts above its numbers. Long names, and those in the headings of the
+reference, get places to break at: between their words, not within one. In tables only
+phones use these.
 """
 
 import re
 
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+HEAD = re.compile("<th(?: [^>]*)?>")
+
+FEW = 4
+"""The most columns that have room beside each other on a phone."""
+
 CODE = re.compile(r"(?<=<code>)[^<]{13,}")
 """Short names stay whole."""
 
@@ -22,7 +29,10 @@ def on_page_content(content: str, **_: object) -> str:
 
 def wide(table: re.Match[str]) -> str:
     """Return a table in a box in which it scrolls."""
-    return f'<div class="wide" tabindex="0">{CODE.sub(breakable, table[0])}</div>'
+    heads = HEAD.findall(table[0])
+    numbers = sum("right" in head for head in heads)
+    many = f' style="--numbers: {numbers}"' * (len(heads) > FEW)
+    return f'<div class="wide" tabindex="0"{many}>{CODE.sub(breakable, table[0])}</div>'
 
 
 def breakable(name: re.Match[str]) -> str:
