@@ -133,3 +133,6 @@ for name, two in {"best kept": kept, "drawn at random": anyhow}.items():
 
 # %% [markdown]
 # Nearly: the net keeps what can happen to a blob.
+#
+# What each order of multiplication costs: [Forward, reverse, or in the
+# middle?](../questions/forward-reverse-or-in-the-middle.md)

@@ -168,3 +168,7 @@ for ax in (above, below):
     ax.axhline(0, color="0.6", linewidth=0.8, zorder=0)
 above.legend(frameon=False)
 plt.show()
+
+# %% [markdown]
+# Other losses that hold derivatives, and what they keep in memory: [Jacobians in a
+# loss](../questions/jacobians-in-a-loss.md)

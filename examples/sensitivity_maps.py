@@ -154,3 +154,7 @@ plt.show()
 #
 # A map says how a score changes when pixels change a little. It does not say what
 # happens when many pixels change a lot: for that, change them and look, as above.
+#
+# The gradient at a feature map instead of the image, as for Grad-CAM: [How do I get the
+# gradient of an intermediate
+# activation?](../questions/gradient-of-an-activation.md#grad-cam)

@@ -104,3 +104,7 @@ call = recording.forwards[step]["1"]
 print("grad_input: ", list(call.grad_input[0].shape))
 print("grad_output:", list(call.grad_output[0].shape))
 print("weight:     ", list(call.param_grads["weight"].shape))
+
+# %% [markdown]
+# What the two tuples hold: [What exactly are grad_input and
+# grad_output?](../questions/what-are-grad-input-and-grad-output.md)

@@ -179,3 +179,7 @@ for ax, (title, shown) in zip(axes, steps.items(), strict=True):
     shown.plot(ax=ax)
     ax.set_title(title, loc="left", pad=32)
 plt.show()
+
+# %% [markdown]
+# How to record a larger model, and less of it: [Record your own
+# model](../guide/record-your-model.md#training-loop)
