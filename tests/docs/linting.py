@@ -1,10 +1,13 @@
-"""The style of a block: what ruff finds, and how ruff would format it."""
+"""The style of blocks: what ruff finds, and how ruff would format them."""
 
+import json
 import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from pytest_examples import CodeExample
-from pytest_examples.config import ExamplesConfig
-from pytest_examples.lint import FormatError, ruff_check
 from ruff import find_ruff_bin
 
 from .differing import difference
@@ -24,35 +27,69 @@ RULES = {
 }
 
 
-def lint(block: CodeExample) -> str:
-    """What is to be mended in a block, or an empty text."""
-    return _check(block) or _format(block)
+def lint(blocks: Sequence[CodeExample]) -> list[str]:
+    """What is to be mended in each block, or an empty text.
+
+    ruff is started once to check all blocks, and once to format those without findings.
+    """
+    found = _check([block.source for block in blocks])
+    sources = [
+        "" if findings else without_printed(block.source)
+        for block, findings in zip(blocks, found, strict=True)
+    ]
+    differences = map(_difference, sources, _formatted(sources))
+    return [
+        it or other
+        for it, other in zip(map(_findings, blocks, found), differences, strict=True)
+    ]
 
 
-def _check(block: CodeExample) -> str:
-    options = (
-        "--isolated",  # neither the project's rules nor the user's
-        "--output-format=concise",  # the one pytest-examples finds line numbers in
-        f"--select={','.join(RULES)}",
-    )
-    config = ExamplesConfig(target_version="py311")
-    try:
-        ruff_check(block, config, extra_ruff_args=options)
-    except FormatError as error:
-        return str(error)
-    return ""
+def _check(sources: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """Return what ruff finds in each text."""
+    found: list[list[dict[str, Any]]] = [[] for _ in sources]
+    with TemporaryDirectory() as folder:
+        _write(sources, folder)
+        select = f"--select={','.join(RULES)}"
+        listed = _ruff("check", "--output-format=json", "--no-cache", select, folder)
+    for finding in json.loads(listed):
+        found[int(Path(finding["filename"]).stem)].append(finding)
+    return found
 
 
-def _format(block: CodeExample) -> str:
-    source = without_printed(block.source)
+def _formatted(sources: Sequence[str]) -> list[str]:
+    """Return each text as ruff formats it."""
+    with TemporaryDirectory() as folder:
+        files = _write(sources, folder)
+        _ruff("format", f"--line-length={LINE_LENGTH}", folder)
+        return [file.read_text(encoding="utf-8") for file in files]
+
+
+def _write(sources: Sequence[str], folder: str) -> list[Path]:
+    files = [Path(folder, f"{number}.py") for number in range(len(sources))]
+    for file, source in zip(files, sources, strict=True):
+        file.write_text(source, encoding="utf-8")
+    return files
+
+
+def _ruff(command: str, *arguments: str) -> str:
+    """Run ruff by neither the project's rules nor the user's."""
     # Not as a module of Python, which would take longer to start than to format.
-    command = [find_ruff_bin(), "format", "--isolated", "-"]
-    options = [f"--line-length={LINE_LENGTH}", "--target-version=py311"]
-    ruff = subprocess.run(
-        [*command, *options], input=source, capture_output=True, encoding="utf-8"
-    )
-    if ruff.returncode:
-        return ruff.stderr
-    if ruff.stdout == source:
+    ruff = [find_ruff_bin(), command, "--isolated", "--target-version=py311"]
+    done = subprocess.run([*ruff, *arguments], capture_output=True, encoding="utf-8")
+    assert done.returncode in (0, 1), done.stderr  # 1: it has findings
+    return done.stdout
+
+
+def _findings(block: CodeExample, findings: list[dict[str, Any]]) -> str:
+    lines: list[str] = []
+    for finding in findings:
+        row, column = finding["location"]["row"], finding["location"]["column"]
+        place = f"{block.path}:{block.start_line + row}:{column}"
+        lines.append(f"{place}: {finding['code']} {finding['message']}")
+    return "\n".join(lines)
+
+
+def _difference(source: str, mended: str) -> str:
+    if mended == source:
         return ""
-    return f"ruff would format it so:\n{difference(source, ruff.stdout)}"
+    return f"ruff would format it so:\n{difference(source, mended)}"

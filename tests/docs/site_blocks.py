@@ -22,14 +22,16 @@ def page_paths(site: Path) -> list[str]:
 
 
 def parsed(site: Path, path: str) -> BeautifulSoup:
-    """What a page of a built site says, where that has blocks or documents a name.
+    """The article of a page, where it shows blocks or documents a name, without spans.
 
-    All pages whole take many seconds.
+    Most tags of the site are spans that colour words of code. To read them all takes
+    many seconds, and they change no text.
     """
     text = (site / path).read_text(encoding="utf-8")
     (article,) = re.findall("<article.*?</article>", text, re.DOTALL)
     has_any = "language-py" in article or "doc-heading" in article
-    return BeautifulSoup(article if has_any else "", "html.parser")
+    plain = re.sub(r"</?span\b[^>]*>", "", article) if has_any else ""
+    return BeautifulSoup(plain, "html.parser")
 
 
 def shown(page: BeautifulSoup) -> list[str]:

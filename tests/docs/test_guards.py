@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,10 @@ from . import guards
 from .site_blocks import BLOCK, cells, page_paths, parsed, run_for, shown
 from .snippets import ROOT, blocks_in, file_name, markdown_files, package_files
 
-TEXTS = {file_name(path): path.read_text(encoding="utf-8") for path in markdown_files()}
-TEXTS |= {
-    file_name(path): guards.docstrings(path.read_text(encoding="utf-8"))
-    for path in package_files()
-}
 EXAMPLES = {
     file_name(path): path.read_text(encoding="utf-8")
     for path in sorted(ROOT.glob("examples/*.py"))
 }
-TEXTS |= {name: guards.markdown_cells(text) for name, text in EXAMPLES.items()}
 RUN = blocks_in([*markdown_files(), *package_files()])
 
 Guard = Callable[[str, str], list[str]]
@@ -35,15 +30,27 @@ GUARDS_OF_TEXT: list[Guard] = [
 ]
 
 
+@cache
+def texts() -> dict[str, str]:
+    """Return the prose of each page, module and example, by the name of its file."""
+    docstrings, cells = guards.docstrings, guards.markdown_cells
+    pages = {file_name(it): it.read_text(encoding="utf-8") for it in markdown_files()}
+    modules = {
+        file_name(it): docstrings(it.read_text(encoding="utf-8"))
+        for it in package_files()
+    }
+    return pages | modules | {name: cells(text) for name, text in EXAMPLES.items()}
+
+
 def test_there_is_something_to_guard():
-    assert not guards.nothing_to_guard(TEXTS)
+    assert not guards.nothing_to_guard(texts())
     nothing = {"a.md": "", "gradlib/a.py": "\n", "examples/a.py": "\n"}
     assert len(guards.nothing_to_guard(nothing)) == 4
 
 
 @pytest.mark.parametrize("guard", GUARDS_OF_TEXT, ids=lambda guard: guard.__name__)
 def test_the_documentation_passes(guard: Guard):
-    findings = [finding for item in TEXTS.items() for finding in guard(*item)]
+    findings = [finding for item in texts().items() for finding in guard(*item)]
     assert not findings, "\n".join(findings)
 
 
@@ -59,12 +66,12 @@ def test_the_code_of_examples_passes():
 
 
 def test_every_python_block_is_run():
-    run = {name: set[int]() for name in TEXTS}
+    run = {name: set[int]() for name in texts()}
     for block in RUN:
         run[file_name(block.path)].add(block.start_line)
     findings = [
         finding
-        for name, text in TEXTS.items()
+        for name, text in texts().items()
         for finding in guards.blocks_not_run(name, text, run[name])
     ]
     assert not findings, "\n".join(findings)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import gradlib
 from gradlib.hook_reports.hooks import FULL, FULL_PRE, LEGACY, TENSOR
 
-from ..opcodes import opcodes
+from ..steps import python_steps
 from .reported import Does, Of, given, report_of, whats
 
 
@@ -322,7 +322,7 @@ def test_twice_the_arguments_are_named_in_twice_the_work() -> None:
     module, x = Of(lambda x, tokens: x * len(tokens)), given(3)
 
     def spent(count: int) -> int:
-        return opcodes(lambda: gradlib.hook_report(module, x, [*range(count)]))
+        return python_steps(lambda: gradlib.hook_report(module, x, [*range(count)]))
 
     spent(1)  # what is imported then is not counted
     assert spent(400) - spent(200) < 2.2 * (spent(200) - spent(100))

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 import gradlib
 
 from ..elsewhere import passes_elsewhere
-from ..opcodes import opcodes
+from ..steps import python_steps
 from .first_nets import Net, hooks_of
 
 
@@ -57,7 +57,7 @@ def test_a_late_step_costs_no_more_than_an_early_one(reduce: Any) -> None:
     with gradlib.record(net, reduce=reduce):
         for _ in range(30):
             x = torch.randn(4, 3)
-            costs.append(opcodes(lambda x=x: net(x).sum().backward()))
+            costs.append(python_steps(lambda x=x: net(x).sum().backward()))
     # Now and then a step lets go of the hooks that are gone of several.
     assert sum(costs[15:30]) <= 1.02 * sum(costs[1:16])
 
@@ -70,7 +70,7 @@ def test_a_pass_costs_the_same_however_many_forwards_wait_for_theirs() -> None:
         for waiting in (3, 30):
             losses = [net(x).sum() for _ in range(waiting)]
             losses[0].backward()
-            costs.append(opcodes(losses[1].backward))
+            costs.append(python_steps(losses[1].backward))
             del losses
     assert costs[1] <= 1.02 * costs[0]
 
@@ -84,7 +84,7 @@ def test_a_step_costs_the_same_however_often_its_input_was_used(reduce: Any) -> 
         net(x).sum().backward()
 
     with gradlib.record(net, reduce=reduce) as recording:
-        costs = [opcodes(step) for _ in range(30)]
+        costs = [python_steps(step) for _ in range(30)]
     # Now and then a step lets go of the hooks that are gone of several.
     assert sum(costs[15:30]) <= 1.02 * sum(costs[1:16])
     if reduce is None:
@@ -101,7 +101,7 @@ def test_a_pass_costs_the_same_however_many_went_through_the_graph() -> None:
         y = net(x).square().sum()
         for _ in range(40):
             ask = partial(torch.autograd.grad, y, x, create_graph=True)
-            costs.append(opcodes(ask))
+            costs.append(python_steps(ask))
     assert sum(costs[20:40]) <= 1.02 * sum(costs[1:21])
 
 

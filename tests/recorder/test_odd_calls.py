@@ -19,7 +19,7 @@ from gradlib.recorder import module_calls
 from gradlib.recorder.attached import Attached
 from gradlib.recording import notes
 
-from ..opcodes import opcodes
+from ..steps import python_steps
 
 
 class PopsFromDict(nn.Module):
@@ -385,10 +385,10 @@ def test_a_late_step_with_checkpoints_costs_no_more(reentrant: bool) -> None:
 
     with gradlib.record(layers, keep=["param_grads"]):
         step()
-        early = opcodes(step)
+        early = python_steps(step)
         for _ in range(200):
             step()
-        assert opcodes(step) < 1.2 * early
+        assert python_steps(step) < 1.2 * early
 
 
 def test_a_checkpoint_around_a_model_of_which_parts_are_recorded() -> None:

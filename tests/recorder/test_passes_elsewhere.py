@@ -1,7 +1,11 @@
 """Passes inside of a forward that run in another thread, as a GPU's do."""
 
+from functools import cache
+
 import pytest
 import torch
+
+import gradlib
 
 from ..elsewhere import passes_elsewhere
 from .passes_inside import MODELS, gradients, recorded
@@ -19,12 +23,22 @@ WHERE = {
 """How many nodes the other thread has made before, next to this one."""
 
 
+@cache
+def recorded_here(name: str) -> gradlib.Recording:
+    return recorded(name)
+
+
+@cache
+def verified_here(name: str) -> gradlib.Verification:
+    return recorded_here(name).verify()
+
+
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_recorded_is_what_a_pass_in_this_thread_gives(
     name: str, where: str
 ) -> None:
-    here = recorded(name)
+    here = recorded_here(name)
     with passes_elsewhere(**WHERE[where]):
         there = recorded(name)
     torch.testing.assert_close(gradients(there), gradients(here))
@@ -35,7 +49,7 @@ def test_what_is_recorded_is_what_a_pass_in_this_thread_gives(
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_computed_again_is_the_same(name: str, where: str) -> None:
-    here = recorded(name).verify()
+    here = verified_here(name)
     with passes_elsewhere(**WHERE[where]):
         there = recorded(name).verify()
     assert str(there) == str(here)

@@ -22,7 +22,7 @@ from gradlib.recording.order import steps
 from gradlib.recording.table import ROWS
 from gradlib.recording.trace import Block, CallTrace
 
-from ..opcodes import opcodes
+from ..steps import python_steps
 
 
 class Twice(nn.Module):
@@ -462,7 +462,9 @@ def test_a_recording_of_twice_the_steps_is_read_in_twice_the_work(name: str) -> 
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     READS[name](_steps(model, 2))  # what is imported then is not counted
     few, many = _steps(model, 40), _steps(model, 80)
-    assert opcodes(lambda: READS[name](many)) < 2.2 * opcodes(lambda: READS[name](few))
+    assert python_steps(lambda: READS[name](many)) < 2.2 * python_steps(
+        lambda: READS[name](few)
+    )
 
 
 def test_who_reads_after_each_step_pays_for_that_step() -> None:
@@ -476,7 +478,7 @@ def test_who_reads_after_each_step_pays_for_that_step() -> None:
                 assert recording["0", step].forward == step
                 assert "1" in recording
 
-            costs.append(opcodes(read))
+            costs.append(python_steps(read))
     assert sum(costs[20:]) <= 1.02 * sum(costs[1:21])
 
 
@@ -484,7 +486,7 @@ def test_only_the_rows_that_are_printed_are_made() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     few, many = _steps(model, 40), _steps(model, 80)
     str(few)  # what is imported then is not counted
-    assert opcodes(lambda: str(many)) < 1.5 * opcodes(lambda: str(few))
+    assert python_steps(lambda: str(many)) < 1.5 * python_steps(lambda: str(few))
 
 
 class Tokens(nn.Module):
@@ -499,7 +501,7 @@ def test_a_call_with_twice_the_arguments_is_printed_in_twice_the_work() -> None:
             model(x, [*range(count)]).sum().backward()
     few, many = recording
     str(few)  # what is imported then is not counted
-    assert opcodes(lambda: str(many)) < 2.2 * opcodes(lambda: str(few))
+    assert python_steps(lambda: str(many)) < 2.2 * python_steps(lambda: str(few))
 
 
 def _steps(model: nn.Module, count: int) -> gradlib.Recording:
