@@ -73,7 +73,7 @@ def contenders() -> list[Contender]:
         ),
         _plain(LOOP, loop),
         _plain(BATCHED, grads_batched),
-        _plain(JACREV, lambda model, x: vmap(jacrev(_single(model)))(x)),
+        _plain(JACREV, jacrev_of_each),
         Contender(
             JACFWD,
             lambda model, x, _: lambda: vmap(jacfwd(_single(model)))(x),
@@ -98,10 +98,7 @@ def contenders() -> list[Contender]:
         ),
         _in_a_loss(f"{LOOP}, in a loss", partial(loop, create_graph=True)),
         _in_a_loss(f"{BATCHED}, in a loss", partial(grads_batched, create_graph=True)),
-        _in_a_loss(
-            f"{JACREV}, in a loss",
-            lambda model, x: vmap(jacrev(_single(model)))(x),
-        ),
+        _in_a_loss(f"{JACREV}, in a loss", jacrev_of_each),
         _in_a_loss(f"{JACREV_OF_SUM}, in a loss", jacrev_of_sum),
     ]
 
@@ -160,6 +157,11 @@ def grads_batched(model: nn.Module, x: Tensor, create_graph: bool = False) -> Te
         flat, x, v, is_grads_batched=True, create_graph=create_graph
     )
     return rows.movedim(0, 1).reshape(*y.shape, *x.shape[1:])
+
+
+def jacrev_of_each(model: nn.Module, x: Tensor) -> Tensor:
+    """Differentiate a function of one sample, mapped over the batch."""
+    return vmap(jacrev(_single(model)))(x)
 
 
 def jacrev_of_sum(model: nn.Module, x: Tensor) -> Tensor:

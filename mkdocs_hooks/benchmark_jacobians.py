@@ -323,21 +323,6 @@ def all_ways(rows: Rows) -> str:
     return "\n".join([found, "", *left_out])
 
 
-MADE: dict[str, Callable[..., Iterable[str]]] = {
-    "jacobian-said": said,
-    "jacobian-machines": machines,
-    "jacobian-times": times_taken,
-    "jacobian-in-short": jacobian_in_short,
-    "jacobian-folded": jacobian_folded,
-}
-"""What turns the results at a marker into paragraphs."""
-
-MARKER = marker(MADE)
-
-
-# Words
-
-
 def times(row: dict[str, Any]) -> str:
     """Return a ratio to gradlib's time with its unit."""
     return f"{to_ours(row):.2f} times" if "to_gradlib" in row else ""
@@ -349,3 +334,15 @@ def spread(row: dict[str, Any]) -> str:
         return ""
     ratio = row["to_gradlib"]
     return f"{ratio['lower_quartile']:.2f} to {ratio['upper_quartile']:.2f}"
+
+
+MADE: dict[str, Callable[..., Iterable[str]]] = {
+    "jacobian-said": said,
+    "jacobian-machines": machines,
+    "jacobian-times": times_taken,
+    "jacobian-in-short": jacobian_in_short,
+    "jacobian-folded": jacobian_folded,
+}
+"""What turns the results at a marker into paragraphs."""
+
+MARKER = marker(MADE)

@@ -127,7 +127,7 @@ def for_entries(lines: Mapping[int, str], *arguments: Argument) -> list[str]:
     for line, entries in by_line.items():
         if len(entries) > FEW:
             names = {it.letter: f"{it.letter}[i]" for it in arguments}
-            head = f"for i in {_steps(entries, arguments[0])}:"
+            head = f"for i in {_spelled_indices(entries, arguments[0])}:"
             code += [head, f"    {line.format(**names)}"]
         else:
             each = ({it.letter: it.spelled[i] for it in arguments} for i in entries)
@@ -135,7 +135,7 @@ def for_entries(lines: Mapping[int, str], *arguments: Argument) -> list[str]:
     return code
 
 
-def _steps(entries: list[int], argument: Argument) -> str:
+def _spelled_indices(entries: list[int], argument: Argument) -> str:
     if argument.keys is not None:
         return f"[{', '.join(written_key(argument.keys[i]) for i in entries)}]"
     if entries == [*range(len(entries))]:

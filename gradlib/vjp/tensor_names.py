@@ -35,15 +35,17 @@ def named_tensors(frames: Iterable[FrameType]) -> Iterator[tuple[str, Tensor]]:
     scopes = (it for frame in users for it in (frame.f_locals, frame.f_globals))
     for scope in {id(it): it for it in scopes}.values():  # frames share globals
         for name, value in list(scope.items()):
-            for step, it in _steps(value):
-                if _is(it, Tensor) and not is_lazy(it):
+            for step, it in _one_step_down(value):
+                if _has_type(it, Tensor) and not is_lazy(it):
                     yield name + step, it
 
 
 def variable_of(value: Any, frame: FrameType) -> str:
     """Return the name of a variable of `frame` that holds a tensor, or ``""``."""
     scope = frame.f_globals | frame.f_locals
-    names = (name for name, it in scope.items() if it is value and _is(it, Tensor))
+    names = (
+        name for name, it in scope.items() if it is value and _has_type(it, Tensor)
+    )
     return next(names, "")
 
 
@@ -85,15 +87,15 @@ def _with_callers(frames: list[FrameType]) -> list[FrameType]:
     return frames
 
 
-def _steps(value: Any) -> Iterator[tuple[str, Any]]:
+def _one_step_down(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield a value and what is one step down from it, with the code of each step."""
     yield "", value
-    if _is(value, nn.Module):
+    if _has_type(value, nn.Module):
         for named in (value.named_parameters(), value.named_buffers()):
             yield from ((attribute(name), tensor) for name, tensor in named)
-    elif _is(value, list) or _is(value, tuple):
+    elif _has_type(value, list) or _has_type(value, tuple):
         yield from ((f"[{i}]", entry) for i, entry in enumerate(value[:_MOST]))
-    elif _is(value, dict):
+    elif _has_type(value, dict):
         entries = list(value.items())[:_MOST]
         yield from ((f"[{written_key(key)}]", entry) for key, entry in entries)
 
@@ -103,6 +105,6 @@ def attribute(name: str) -> str:
     return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", f".{name}")
 
 
-def _is(value: Any, kind: type) -> bool:
+def _has_type(value: Any, kind: type) -> bool:
     """Check the type itself: isinstance() may make a lazy proxy load its object."""
     return issubclass(type(value), kind)
