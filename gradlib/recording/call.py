@@ -1,10 +1,12 @@
 """One recorded call of a module, and what each backward pass gave it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+from torch import Tensor
 
 from gradlib.errors import AmbiguousCallError, CannotReplayError, NotKeptError
-from gradlib.recording.difference import agree
+from gradlib.recording.difference import agree, gap
 from gradlib.recording.in_words import (
     norm_text,
     of_pass,
@@ -17,6 +19,7 @@ from gradlib.recording.replay import replay
 from gradlib.recording.replayable import label, no_pass
 from gradlib.recording.trace import FIELDS, CallTrace, Key
 from gradlib.render import Printable, Table
+from gradlib.sharded import own_part
 from gradlib.tree import Tree
 
 
@@ -211,7 +214,9 @@ class Pass(Printable):
         return self._call.gradients(gathered, self._backward)
 
     def _table(self) -> Table:
-        return Table(repr(self)[1:-1], COLUMNS, _rows(self, PASS_FIELDS, self._call))
+        shown = _leaves(self, PASS_FIELDS, self._call)
+        footer = (SAME_TOTALS,) if _leave_out_same_totals(shown) else ()
+        return Table(repr(self)[1:-1], COLUMNS, _rows(shown), footer)
 
 
 class Call(Printable):
@@ -355,19 +360,27 @@ class Call(Printable):
         return self._trace.inputs.build()
 
     def _table(self) -> Table:
-        rows = _rows(self, CALL_FIELDS, self._trace)
+        rows = _rows(_leaves(self, CALL_FIELDS, self._trace))
+        left_out = 0
         for i, pass_ in enumerate(self.passes):
-            prefix = of_pass(i, len(self.passes))
-            rows += _rows(pass_, PASS_FIELDS, self._trace, prefix)
+            shown = _leaves(pass_, PASS_FIELDS, self._trace)
+            left_out += _leave_out_same_totals(shown)
+            rows += _rows(shown, of_pass(i, len(self.passes)))
         title = f"{_title(self._trace)}: {self.module_type}"
-        footer = [f"note: {self.note}"] if self.note else []
+        footer = [SAME_TOTALS] if left_out else []
         if len(self.passes) > 1:
             numbers = passes_text([it.backward for it in self.passes])
-            footer.insert(0, f"passes: backward {numbers} of the block")
+            footer.append(f"passes: backward {numbers} of the block")
+        if self.note:
+            footer.append(f"note: {self.note}")
         return Table(title, COLUMNS, rows, tuple(footer))
 
 
 COLUMNS = ("field", "shape", "norm")
+Place: TypeAlias = tuple[str, int]
+"""Where something stands in a field: the path to it, ``[0]``, and its number."""
+
+SAME_TOTALS = "a _total without a row is equal to its share"
 # What a call and a pass show, each with the field in `keep` that includes it.
 CALL_FIELDS = {"args": "args", "kwargs": "args", "output": "output"}
 PASS_FIELDS = {
@@ -394,12 +407,12 @@ def _require_kept(call: CallTrace, field: str) -> None:
         )
 
 
-def _rows(
-    shown: Call | Pass, fields: Mapping[str, str], call: CallTrace, prefix: str = ""
-) -> list[tuple[str, ...]]:
-    """Return one row for each leaf of each field that was kept.
+def _leaves(
+    shown: Call | Pass, fields: Mapping[str, str], call: CallTrace
+) -> dict[str, dict[Place, Any]]:
+    """Return what stands in each field that was kept, by its place there.
 
-    A keyword argument that is a flag gets no rows for gradients: it cannot have one.
+    A keyword argument that is a flag has no place in gradients: it cannot have one.
     """
     trees = {
         name: Tree.of(getattr(shown, name))
@@ -412,15 +425,46 @@ def _rows(
         if given is None or isinstance(given, bool | str)
     }
     paths = {name: tree.paths() for name, tree in trees.items()}
-    return [
-        (
-            prefix + name + paths[name][place],
-            shape_text(tree.leaves[place]),
-            norm_text(tree.leaves[place]),
-        )
+    return {
+        name: {
+            (paths[name][place], place): tree.leaves[place]
+            for place in tree.own_order()
+            if not (name.startswith("grad_kwargs") and place in flags)
+        }
         for name, tree in trees.items()
-        for place in tree.own_order()
-        if not (name.startswith("grad_kwargs") and place in flags)
+    }
+
+
+def _leave_out_same_totals(shown: dict[str, dict[Place, Any]]) -> int:
+    """Leave out the totals that are equal to their shares, and return how many."""
+    before = sum(map(len, shown.values()))
+    for name in [it for it in shown if f"{it}_total" in shown]:
+        shares, totals = shown[name], shown[f"{name}_total"]
+        shown[f"{name}_total"] = {
+            place: total
+            for place, total in totals.items()
+            if place not in shares or not _are_same(shares[place], total)
+        }
+    return before - sum(map(len, shown.values()))
+
+
+def _are_same(share: Any, total: Any) -> bool:
+    """Tell whether two gradients are equal, or here, if they are distributed."""
+    return not gap(*(_here(it) for it in (share, total))).difference
+
+
+def _here(grad: Any) -> Any:
+    return own_part(grad) if isinstance(grad, Tensor) else grad
+
+
+def _rows(
+    shown: Mapping[str, Mapping[Place, Any]], prefix: str = ""
+) -> list[tuple[str, ...]]:
+    """Return a row for each thing that stands in some fields."""
+    return [
+        (prefix + name + path, shape_text(leaf), norm_text(leaf))
+        for name, leaves in shown.items()
+        for (path, _), leaf in leaves.items()
     ]
 
 

@@ -188,6 +188,47 @@ def test_the_passes_of_one_call_are_told_apart() -> None:
     assert str(recording["1", 0]).splitlines()[2].split()[0] == "grad_output[0]"
 
 
+def fields_of(printed: object) -> list[str]:
+    return [line.split()[0] for line in str(printed).splitlines()[2:]]
+
+
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats, torch.norm])
+def test_totals_that_equal_their_shares_have_no_rows(reduce: Any) -> None:
+    said = "a _total without a row is equal to its share"
+    torch.manual_seed(0)
+    net = nn.LSTM(3, 4)
+    with gradlib.record(net, reduce=reduce) as recording:
+        net(torch.randn(5, 2, 3, requires_grad=True))[0].sum().backward()
+    (call,) = recording
+    assert not any("_total" in field for field in fields_of(call))
+    assert {f"param_grads['{name}']" for name, _ in net.named_parameters()} < {
+        *fields_of(call)
+    }
+    assert said in str(call).splitlines()
+    assert said in str(call.passes[0]).splitlines()
+    assert said in call._repr_html_()
+
+
+def test_totals_that_differ_from_their_shares_have_rows() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.layer(x) + x @ self.layer.weight
+
+    with gradlib.record(model := Twice()) as recording:
+        model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    for printed in (recording["layer"], recording["layer"].passes[0]):
+        totals = [it for it in fields_of(printed) if "_total[" in it]
+        assert totals == ["grad_input_total[0]", "param_grads_total['weight']"]
+    with gradlib.record(model, keep=["grad_input"]) as recording:
+        model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert fields_of(recording["layer"])[:2] == ["grad_input[0]", "grad_input_total[0]"]
+    assert "without a row" not in str(recording["layer"])
+
+
 @pytest.mark.parametrize("blocks", [1, 250])
 def test_rows_of_calls_with_one_of_several_passes_are_told_apart(blocks: int) -> None:
     def layers() -> nn.Sequential:
