@@ -29,6 +29,11 @@ class Kept:
         self.requires_grad = tensor.requires_grad
         self._keep()
 
+    @property
+    def version(self) -> int:
+        """The tensor's version when its value was kept."""
+        return self._version
+
     def was_written_to(self) -> bool:
         """Tell whether the tensor's version, address or copy shows a write.
 

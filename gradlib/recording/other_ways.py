@@ -20,7 +20,7 @@ from gradlib.recording.difference import (
 from gradlib.recording.in_words import numbered
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.trace import CallTrace, Key
-from gradlib.recording.written_between import written_between
+from gradlib.recording.written_between import perhaps_written, written_between
 from gradlib.tree import Tree
 
 NOT_TWICE = (
@@ -35,6 +35,10 @@ HOOKED = (
 WRITTEN = (
     "{} got other values between the forward and the backward, unseen by autograd, and "
     "with these its gradients are as recorded"
+)
+PERHAPS_WRITTEN = (
+    "it may have used other values in its backward: after the forward, {} got others, "
+    "unseen by autograd, and which it had in the backward is not known"
 )
 AGAIN = "the checkpoint that computed it again may have come to something else"
 
@@ -75,6 +79,9 @@ def why_apart(
         other_values = AGAIN
     elif trace.world is not None and trace.world.saves_through_hooks:
         other_values = HOOKED
+    if not (other_values or other_way) and replayed.shares is not None:
+        names = perhaps_written(trace, number, replayed.shares, traces, tolerance)
+        return PERHAPS_WRITTEN.format(listed(names)) if names else ""
     return "; or ".join(filter(None, (other_values, other_way)))
 
 

@@ -4,23 +4,26 @@ Autograd sees no write through ``.data``, nor those of BatchNorm to its statisti
 backward then computes with other values than the forward did.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from torch import Tensor, nn
 
 from gradlib.private.modules import own_buffers, own_parameters
 from gradlib.recording.difference import Tolerance, gaps_of_shares
-from gradlib.recording.kept import Kept
+from gradlib.recording.kept import UNKNOWN, Kept, version_of
 from gradlib.recording.replay import replay
 from gradlib.recording.replayable import require_replayable
-from gradlib.recording.trace import CallTrace
+from gradlib.recording.trace import CallTrace, Key
 from gradlib.stats import is_of_other_class
 from gradlib.values import same_values
 
-Later: TypeAlias = dict[tuple[nn.Module, str], tuple[str, Tensor]]
-"""By module and name of a tensor: its name in the called module, and a later value."""
+Later: TypeAlias = dict[tuple[nn.Module, str], tuple[str, Tensor, bool]]
+"""By module and name of a tensor: its name in the called module, and a later value.
+
+With it comes whether autograd saw none of the writes.
+"""
 
 FEW = 16
 """For at most this many tensors, a replay each tells which of them matter."""
@@ -57,7 +60,40 @@ def written_between(
         others = {it: found[it] for it in found if it != key}
         if others and explain(others):
             found = others
-    return [path for path, _ in found.values()]
+    return [path for path, *_ in found.values()]
+
+
+def perhaps_written(
+    trace: CallTrace,
+    number: int,
+    replayed: Mapping[Key, Any],
+    traces: Sequence[CallTrace],
+    tolerance: Tolerance,
+) -> list[str]:
+    """Return the weights and buffers that may have had other values in the pass.
+
+    They have other values later, autograd saw no write, and with these values the
+    gradients are others than those replayed. If they were written to again after the
+    pass, what they were in it is not known.
+
+    Args:
+        trace: The call.
+        number: Our number of the backward pass.
+        replayed: The shares that a replay computes with the values of the forward.
+        traces: The calls of the recording.
+        tolerance: How far two gradients may be apart.
+    """
+
+    def matters(values: Later) -> bool:
+        again = replay(trace, number, turn=partial(_put, values)).shares
+        gaps = gaps_of_shares(replayed, {} if again is None else again)
+        return not all(tolerance.allows(it) for _, it in gaps)
+
+    later = _later(trace, number, traces).items()
+    found: Later = {key: it for key, it in later if it[2]}
+    if len(found) > FEW:
+        return []
+    return [it[0] for key, it in found.items() if matters({key: it})]
 
 
 def _later(trace: CallTrace, number: int, traces: Sequence[CallTrace]) -> Later:
@@ -77,8 +113,10 @@ def _later(trace: CallTrace, number: int, traces: Sequence[CallTrace]) -> Later:
             if last is None or last.tensor is not kept.tensor:
                 continue  # another tensor stands there; the graph has the first one
             value = kept.tensor if following is None else last.value
+            version = version_of(kept.tensor) if following is None else last.version
             if _is_other(value, kept):
-                found[module, name] = path + name, value
+                unseen = version == kept.version != UNKNOWN
+                found[module, name] = path + name, value, unseen
     return found
 
 
@@ -97,7 +135,7 @@ def _is_other(value: Tensor, kept: Kept) -> bool:
 
 def _put(values: Later) -> None:
     """Write values into the replayed model, unseen by autograd."""
-    for (module, name), (_, value) in values.items():
+    for (module, name), (_, value, _) in values.items():
         tensor = own_parameters(module).get(name, own_buffers(module).get(name))
         if tensor is not None:
             tensor.data.copy_(value.detach())

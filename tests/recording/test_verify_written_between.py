@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.recording import written_between
-from gradlib.recording.other_ways import WRITTEN
+from gradlib.recording.other_ways import PERHAPS_WRITTEN, WRITTEN
 
 
 class Scales(nn.Module):
@@ -100,12 +100,30 @@ def test_it_is_named_as_the_module_of_the_call_names_it(module: str, name: str) 
     assert reasons(recording) == {(module, 0, WRITTEN.format(name))}
 
 
-def test_what_was_written_over_again_is_not_known() -> None:
+@pytest.mark.parametrize("calls_again", [False, True])
+def test_of_what_was_written_over_again_it_is_said_that_it_may_be_why(
+    calls_again: bool,
+) -> None:
     with gradlib.record(nn.Sequential(scales := Scales())) as recording:
         loss = scales(torch.randn(2, 3, requires_grad=True)).sum()
         scales.shift.data.add_(2)
         loss.backward()
         scales.shift.data.add_(2)
+        if calls_again:
+            scales(torch.randn(2, 3))
+            scales.shift.data.add_(2)
+    assert reasons(recording) == {("0", 0, PERHAPS_WRITTEN.format("shift"))}
+
+
+def test_what_autograd_has_seen_written_is_no_reason() -> None:
+    scales = Scales()
+    with gradlib.record(nn.Sequential(scales)) as recording:
+        loss = scales(torch.randn(2, 3, requires_grad=True)).sum()
+        scales.shift.data.add_(2)
+        loss.backward()
+        with torch.no_grad():
+            scales.shift.add_(2)  # as an optimizer would
+            scales.weight.add_(2)
     assert reasons(recording) == {("0", 0, "")}
 
 
