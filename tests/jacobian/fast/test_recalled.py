@@ -654,7 +654,55 @@ def test_one_that_never_comes_back_is_not_noted_for_ever(
     assert not recalls(net, x)
 
 
-def test_what_is_no_chain_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def _mean(h: Tensor) -> Tensor:
+    return h - h.mean()
+
+
+REFUSED: dict[str, Callable[[Any], Callable[[], object]]] = {
+    "the mode": lambda net: net.drop.train() and net.drop.eval,
+    "a hook": lambda net: net.first.register_forward_hook(_mean).remove,
+    "a hook on itself": lambda net: net.register_forward_hook(_mean).remove,
+    "a function": lambda net: _put(net, "act", _mean),
+    "a layer": lambda net: _put(net, "first", nn.Bilinear(4, 4, 4)),
+    "a layer's weight": lambda net: _put(
+        net.first, "weight", nn.Parameter(torch.ones(4, 5).double())
+    ),
+    "its dtype": lambda net: _put(net.first, "bias", nn.Parameter(torch.ones(4))),
+    "an option": lambda net: _put(net.inner.norm, "normalized_shape", (5,)),
+}
+
+
+def _put(of: Any, name: str, value: Any) -> Callable[[], object]:
+    """Replace an attribute, and return what puts the other one back."""
+    before = getattr(of, name)
+    setattr(of, name, value)
+    return lambda: setattr(of, name, before)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_chain_is_not_read_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, x, found = make(), double(5, 4), 0
+    real = recalled.found_on
+
+    def counted(fn: Any, x: Tensor) -> Any:
+        nonlocal found
+        found += 1
+        return real(fn, x)
+
+    monkeypatch.setattr(recalled, "found_on", counted)
+    mend = REFUSED[name](net)
+    for _ in range(4):
+        assert chain_of(net, (x,)) is None
+    assert found == 2  # met, and noted
+    assert chain_of(net, (double(6, 4),)) is None  # another form
+    assert found == 3
+    mend()
+    assert chain_of(net, (x,)) is not None
+
+
+def test_what_is_no_chain_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x, noted = make(), double(5, 4), 0
     real = recalled.Witnesses
 

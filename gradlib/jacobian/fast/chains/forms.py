@@ -50,7 +50,7 @@ _OPTIONS: dict[type[Any], tuple[str, ...]] = {
 
 
 class ChainForm(NamedTuple):
-    """All that chains of one form have in common.
+    """All that chains of one form have in common, or calls that are no chain.
 
     Attributes:
         of_x: The kind of x.
@@ -64,7 +64,8 @@ class ChainForm(NamedTuple):
         classes: The classes of the tensors.
         kinds: The kinds of the tensors, without those that are ``None``.
         strides: The strides of x and the tensors, where they matter.
-        make: Makes the chain of the values that are read, and x.
+        make: Makes the chain of the values that are read, and x; ``None`` for calls
+            that are none.
     """
 
     of_x: Kind
@@ -78,7 +79,7 @@ class ChainForm(NamedTuple):
     classes: list[type[Any]]
     kinds: list[Kind]
     strides: list[tuple[int, ...]] | None
-    make: Callable[[Sequence[Any], Tensor], Chain]
+    make: Callable[[Sequence[Any], Tensor], Chain] | None
 
 
 def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> ChainForm | None:
@@ -94,18 +95,49 @@ def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> ChainForm |
         for it in _parts(layers)
         if (number := seen.number_of(it)) is not None
     }
-    if not seen.complete or not all(type(it) in _OPTIONS for it in known.values()):
+    if not all(type(it) in _OPTIONS for it in known.values()):
         return None
+    make = maker(chain._replace(replays=Replays()), layers, seen.number_of)
+    is_viewed = any(it is VIEWED for it in every(layers))
+    return _form(seen, chain.x, known, make, laid_out=is_viewed)
+
+
+def refusal_of(seen: Witnesses, x: Tensor) -> ChainForm | None:
+    """Return the form of a call that is no chain; ``None`` as for `form_of`.
+
+    Args:
+        seen: The readings until that was clear.
+        x: The input of the call.
+    """
+    return _form(seen, x, seen.every(_OPTIONS), None, laid_out=True)
+
+
+def _form(
+    seen: Witnesses,
+    x: Tensor,
+    known: dict[int, Any],
+    make: Callable[[Sequence[Any], Tensor], Chain] | None,
+    *,
+    laid_out: bool,
+) -> ChainForm | None:
+    """Return a form, or ``None``.
+
+    Args:
+        seen: The readings.
+        x: The input.
+        known: The layers and tensors whose options and kinds count, by number.
+        make: Makes the chain.
+        laid_out: Whether strides matter.
+    """
     options_of: Of = [(it, of) for it in known if (of := _OPTIONS_OF[type(known[it])])]
     tensors_of: Of = [(it, of) for it in known if (of := _TENSORS_OF[type(known[it])])]
     modules = [number for number, it in known.items() if isinstance(it, nn.Module)]
     options = [*_of(options_of, known), *_inplace(modules, known)]
-    if not all(map(_is_for_good, options)):
+    if not (seen.complete and all(map(_is_for_good, options))):
         return None
     tensors = _of(tensors_of, known)
-    is_viewed = any(it is VIEWED for it in every(layers))
     return ChainForm(
-        of_x=kind_of(chain.x),
+        of_x=kind_of(x),
         own=seen.own,
         readings=seen.readings,
         twice=seen.twice,
@@ -115,13 +147,13 @@ def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> ChainForm |
         tensors_of=tensors_of,
         classes=[*map(type, tensors)],
         kinds=_kinds(tensors),
-        strides=_strides(chain.x, tensors) if is_viewed else None,
-        make=maker(chain._replace(replays=Replays()), layers, seen.number_of),
+        strides=_strides(x, tensors) if laid_out else None,
+        make=make,
     )
 
 
-def of_form(form: ChainForm, fn: Any, x: Tensor) -> Chain | None:
-    """Return the chain that a function is, if it has a form, else ``None``.
+def values_of(form: ChainForm, fn: Any, x: Tensor) -> Sequence[Any] | None:
+    """Return what is read of a function, if it has a form, else ``None``.
 
     Args:
         form: The form.
@@ -144,7 +176,7 @@ def of_form(form: ChainForm, fn: Any, x: Tensor) -> Chain | None:
         return None
     if form.strides is not None and _strides(x, tensors) != form.strides:
         return None
-    return form.make(values, x)
+    return values
 
 
 def _parts(layers: Sequence[Any]) -> Iterator[Any]:

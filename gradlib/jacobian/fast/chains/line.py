@@ -63,15 +63,17 @@ Any other error is the user's own, as from a signal handler.
 
 def _of_module(module: nn.Module, shape: Shape, dtype: torch.dtype) -> list[Any]:
     kind = type(module)
-    if not _is_plain(module):
+    is_plain = _is_plain(module)
+    note(_is_plain, module, None, is_plain)
+    if not is_plain:
         raise UnknownError("a hook is on it")
-    note(_is_plain, module, None, True)
     if kind not in KNOWN:
         # The code of torch's other modules names no layers. Subclasses of Linear may
         # keep their weights elsewhere, as those of low rank or few bits do.
-        if _is_of_torch(module) or isinstance(module, nn.Linear):
+        is_of_torch = _is_of_torch(module)
+        note(_is_of_torch, module, None, is_of_torch)
+        if is_of_torch or isinstance(module, nn.Linear):
             raise UnknownError("this layer is not known")
-        note(_is_of_torch, module, None, False)
         return _in_code(real_of(attribute(module, "forward")), shape, dtype)
     if not is_own_layer(kind):
         raise UnknownError("somebody has put something else there")

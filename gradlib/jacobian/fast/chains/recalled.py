@@ -1,12 +1,11 @@
 """Finds chains again by repeating the readings that found them before.
 
 From the second call on of a module, or of a function's code, the readings that found
-its
-chain are kept. Each later call repeats them; where any gives something else, the chain
-is found anew. No module or tensor of a net is kept.
+its chain, or that it is none, are kept. Each later call repeats them; where any gives
+something else, the chain is found anew. No module or tensor of a net is kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FunctionType, MethodType
@@ -16,7 +15,7 @@ from weakref import ref
 from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.chain import Chain, found_on, is_for_chains
-from gradlib.jacobian.fast.chains.forms import ChainForm, form_of, of_form
+from gradlib.jacobian.fast.chains.forms import ChainForm, form_of, refusal_of, values_of
 from gradlib.jacobian.fast.chains.line import ERRORS, is_debugged
 from gradlib.jacobian.fast.chains.noted import noting
 from gradlib.jacobian.fast.chains.witnesses import Witnesses
@@ -33,17 +32,19 @@ class _Known:
 
     Attributes:
         of: A weak reference to the module, or code.
-        is_chain: Whether its last call was a chain.
+        is_met: Whether it was called before.
         forms: The forms that were met, the last one first.
+        refusals: The same for calls that were no chain.
         tries: How many more forms may be noted.
     """
 
-    __slots__ = ("forms", "is_chain", "of", "tries")
+    __slots__ = ("forms", "is_met", "of", "refusals", "tries")
 
     def __init__(self, of: "ref[Any]") -> None:
         self.of = of
-        self.is_chain = False
+        self.is_met = False
         self.forms: tuple[ChainForm, ...] = ()
+        self.refusals: tuple[ChainForm, ...] = ()
         self.tries = TRIES
 
 
@@ -75,26 +76,32 @@ def recalled(known: _Known, fn: Any, x: Tensor) -> Chain | None:
         x: Its input, ``(batch, *in)``.
     """
     for form in known.forms:
-        try:
-            chain = of_form(form, fn, x)
-        except ERRORS:  # something that was read is gone
-            continue
-        if chain is not None:
+        values = _read(form, fn, x)
+        if values is not None and form.make is not None:
             known.tries = TRIES
-            return chain
+            return form.make(values, x)
     return None
 
 
+def _read(form: ChainForm, fn: Any, x: Tensor) -> Sequence[Any] | None:
+    """Return what is read of a function, if it has a form that was met before."""
+    try:
+        return values_of(form, fn, x)
+    except ERRORS:  # something that was read is gone
+        return None
+
+
 def _found(known: _Known, fn: Any, x: Tensor) -> Chain | None:
-    """Find a chain; note its readings if the last call was one and tries are left."""
-    if known.is_chain and known.tries > 0:
-        chain = _noted(known, fn, x)
-    else:
-        if known.tries <= 0:
-            known.forms = ()
-        chain = _traced(fn, x)
-    known.is_chain = chain is not None
-    return chain
+    """Find a chain; note its readings if it is met again and tries are left."""
+    if any(_read(form, fn, x) is not None for form in known.refusals):
+        known.tries = TRIES
+        return None
+    if known.is_met and known.tries > 0:
+        return _noted(known, fn, x)
+    if known.tries <= 0:
+        known.forms = known.refusals = ()
+    known.is_met = True
+    return _traced(fn, x)
 
 
 def _traced(fn: Any, x: Tensor) -> Chain | None:
@@ -108,15 +115,21 @@ def _noted(known: _Known, fn: Any, x: Tensor) -> Chain | None:
     seen = Witnesses(fn)
     with noting(seen):
         pair = found_on(fn, x)
-    if pair is None:
-        return None
-    chain, layers = pair
     known.tries -= 1
     with suppress(*ERRORS):  # a layer lacks an option
-        form = form_of(seen, layers, chain)
-        if form is not None:
-            known.forms = form, *known.forms[: MOST - 1]
-    return chain
+        if pair is None:
+            known.refusals = _with(refusal_of(seen, x), known.refusals)
+        else:
+            chain, layers = pair
+            known.forms = _with(form_of(seen, layers, chain), known.forms)
+    return None if pair is None else pair[0]
+
+
+def _with(
+    form: ChainForm | None, others: tuple[ChainForm, ...]
+) -> tuple[ChainForm, ...]:
+    """Return forms with one more, if there is one, and at most `MOST`."""
+    return others if form is None else (form, *others[: MOST - 1])
 
 
 def _known_of(fn: Any) -> _Known | None:

@@ -5,7 +5,7 @@ that is called, so repeating them reads the present objects. The user's objects 
 kept: of a module only its class, of a function only its code, by weak references.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import getitem
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
@@ -68,6 +68,11 @@ class Witnesses:
     def number_of(self, value: Any) -> int | None:
         """Return the number of the reading that first gave a value, if one did."""
         return self._numbers.get(id(value))
+
+    def every(self, kinds: Collection[type[Any]]) -> dict[int, Any]:
+        """Return all values of some types that were read, by number."""
+        values = enumerate(self._values)
+        return {number: it for number, it in values if type(it) in kinds}
 
     def add(self, read: Read, owner: Any, name: Any, value: Any) -> None:
         """Note a reading."""
