@@ -182,7 +182,8 @@ def read(
     else:
         asked, inner = _arguments(tree, inputs, argnums, shared)
     for it in asked:
-        require_real(it.value, it.name, _instead(tree, it))
+        if not is_real(it.value):
+            require_real(it.value, it.name, _instead(tree, it))
     return Arguments(fn, tree, shared, tuple(asked), inner, batch)
 
 
@@ -236,6 +237,12 @@ def _as_name(key: object, otherwise: str) -> str:
 
 def _is_floating(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def is_real(tensor: Tensor) -> bool:
+    """Tell whether `require_real` takes a tensor."""
+    is_floating = tensor.is_floating_point() and tensor.itemsize > 1
+    return is_floating and is_dense(tensor) and has_values(tensor)
 
 
 def require_real(tensor: Tensor, name: str, fix: str) -> None:

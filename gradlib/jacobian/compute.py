@@ -10,6 +10,7 @@ from gradlib.errors import GradlibError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian.faster import find_shorter
 from gradlib.jacobian.finite import are_finite
 from gradlib.jacobian.forward import BY_COLUMNS
+from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
@@ -50,6 +51,7 @@ def compute(
         NoSuchWayError: torch cannot go back through the graph, in this mode.
         OutOfBytesError: Memory ran out, even with single rows or columns.
     """
+    keep_what_is_freed()
     if may_shorten and not create_graph:
         shortened = _shortened(graph, plan, out, check=check)
         if shortened is not None:

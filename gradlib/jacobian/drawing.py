@@ -12,10 +12,10 @@ from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch.autograd.graph import Node
 
 from gradlib.edges import Edge
 from gradlib.errors import NoSuchWayError
+from gradlib.jacobian.between import Way
 from gradlib.jacobian.form import NESTED, Form, form
 from gradlib.private.nodes import forms_at, sequence_number
 
@@ -71,20 +71,17 @@ def kept_for_each(function: Callable[[Drawing], Made]) -> Callable[[Drawing], Ma
     return kept
 
 
-def drawn(
-    way: Mapping[Node, Sequence[Edge]], roots: Sequence[Edge], ends: Sequence[Edge]
-) -> Drawing:
+def drawn(way: Way, roots: Sequence[Edge], ends: Sequence[Edge]) -> Drawing:
     """Return the drawing of a graph.
 
     Args:
-        way: Its nodes, each before those that it leads to, with its edges that lead
-            on to an end.
+        way: Its nodes.
         roots: The edge of each output.
         ends: The edge of each tensor that the Jacobian is with respect to; some may
             not be on the way.
     """
     # Each call of a user runs this, so the lists are flat, and made in few steps.
-    nodes, led = list(way), list(way.values())
+    nodes, led = list(way.led), list(way.led.values())
     numbers = dict(zip(nodes, range(len(nodes)), strict=True))
     edges = [edge for some in led for edge in some]
     places = list(dict.fromkeys([*roots, *edges]))
@@ -100,7 +97,7 @@ def drawn(
         tuple([node.name() for node in nodes]),
         tuple(map(len, led)),
         tuple([spot_of[edge] for edge in edges]),
-        tuple(map(_positions, nodes, led)),
+        tuple(map(way.positions.get, nodes)),
         spots,
         tuple([(tuple(shape), dtype, device) for shape, dtype, device in looks]),
         tuple([spot_of[root] for root in roots]),
@@ -110,14 +107,6 @@ def drawn(
 
 
 _look = attrgetter("shape", "dtype", "device")
-
-
-def _positions(node: Node, led: Sequence[Edge]) -> tuple[int, ...] | None:
-    """Return which inputs of a node's operation lead on; ``None`` for all."""
-    before = node.next_functions
-    if len(before) == len(led):
-        return None
-    return tuple([i for i, it in enumerate(before) if it in led])
 
 
 @lru_cache(maxsize=KEPT)

@@ -24,7 +24,7 @@ from gradlib.jacobian.arguments import (
     require_real,
     set_apart,
 )
-from gradlib.jacobian.between import between
+from gradlib.jacobian.between import Way, between
 from gradlib.jacobian.drawing import Drawing, drawn
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.retained import retaining_noted
@@ -74,9 +74,13 @@ class Graph:
         """The nodes that made the outputs, of those that have a graph."""
         return [edge_of(root)[0] for root in self.roots if root.requires_grad]
 
-    @cached_property
+    @property
     def way(self) -> dict[Node, list[Edge]]:
         """The nodes from outputs to points, in order, with their edges that lead on."""
+        return self._way.led
+
+    @cached_property
+    def _way(self) -> Way:
         return between(self.starts, set(self.ends))
 
     @cached_property
@@ -87,7 +91,7 @@ class Graph:
     @cached_property
     def drawing(self) -> Drawing:
         """The structure of this graph, without its values."""
-        return drawn(self.way, list(map(edge_of, self.roots)), self.ends)
+        return drawn(self._way, list(map(edge_of, self.roots)), self.ends)
 
     @cached_property
     def forms(self) -> dict[Edge, Form]:

@@ -24,10 +24,11 @@ def find_in_graph(graph: Graph, plan: Plan) -> InGraph | None:
         plan: How the Jacobian would be computed otherwise.
     """
     of_inputs = find_straight, find_structured, find_pushed, find_stacked
-    for find in (find_by_sample,) if all(graph.shared) else of_inputs:
-        # A node's saved tensors may be overwritten or freed: reading them raises.
-        with suppress(RuntimeError), torch.no_grad():
-            shorter = find(graph, plan)
-            if shorter is not None:
-                return shorter
+    with torch.no_grad():
+        for find in (find_by_sample,) if all(graph.shared) else of_inputs:
+            # A node's saved tensors may be overwritten or freed: reading them raises.
+            with suppress(RuntimeError):
+                shorter = find(graph, plan)
+                if shorter is not None:
+                    return shorter
     return None

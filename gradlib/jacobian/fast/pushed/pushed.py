@@ -24,7 +24,6 @@ from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.pushed.apart import keeps_apart
 from gradlib.jacobian.fast.pushed.forth import Forth
 from gradlib.jacobian.fast.pushed.rules import RULES
-from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block, written
 from gradlib.jacobian.plan import BATCHED, Plan
@@ -107,7 +106,6 @@ class Pushed:
         self, graph: Graph, out: dict[Block, Tensor] | None = None
     ) -> dict[Block, Tensor]:
         """Return the blocks, written into the contiguous tensors of `out` if given."""
-        keep_what_is_freed()
         with torch.no_grad():
             pieces = forward.pieces(graph, self.chunk, push=self._push)
             return written(graph, pieces, out)

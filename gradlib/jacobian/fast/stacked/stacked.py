@@ -22,7 +22,6 @@ from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part
 from gradlib.jacobian.fast.stacked.rules import ASK_NOTHING, IN_PARTS, RULES, Rule
 from gradlib.jacobian.form import Form
-from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block, written
 from gradlib.jacobian.plan import BATCHED, Plan
@@ -76,7 +75,6 @@ class Stacked:
         self, graph: Graph, out: dict[Block, Tensor] | None = None
     ) -> dict[Block, Tensor]:
         """Return the blocks, written into the contiguous tensors of `out` if given."""
-        keep_what_is_freed()
         with torch.no_grad():
             pieces = reverse.pieces(graph, self.chunk, go_back=self._way_back(graph))
             return written(graph, pieces, out)
