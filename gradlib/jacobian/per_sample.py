@@ -192,8 +192,7 @@ def per_sample_jacobian(
     return _from_one_graph(call, check, progress)
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
+@torch.inference_mode(False)  # which lets autograd record, under no_grad() too
 def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
     """Compute the Jacobian from the graph of one forward pass, and check it."""
     mode, out, create_graph = call.mode, call.out, call.create_graph
@@ -246,8 +245,7 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
     return nested(graph, arguments.inner, blocks) if out is None else out
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
+@torch.inference_mode(False)  # which lets autograd record, under no_grad() too
 def per_sample_jacobian_from_graph(
     outputs: Any,
     inputs: Any,
@@ -342,8 +340,7 @@ def per_sample_jacobian_from_graph(
     return nested(graph, inner, blocks) if out is None else out
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
+@torch.inference_mode(False)  # which lets autograd record, under no_grad() too
 def plan_jacobian(
     fn: Callable[..., Any],
     *inputs: Any,
@@ -411,29 +408,60 @@ def plan_jacobian(
         max_bytes = room_on(on_device(arguments))
         call = call._replace(max_bytes=max_bytes)
     with random_state_kept(), generators_kept(), state_kept(fn):
-        graph, _ = run(arguments, create_graph=create_graph, track_inputs=check)
-        if out is not None:
-            _blocks_of(out, graph, arguments)
-        check = check and chain is None  # a chain needs no check
         try:
-            plan = _plan(arguments, graph, call, check=check)
-        except OutOfBytesError:  # other ways may need more than the chain
+            graph, _ = run(arguments, create_graph=create_graph, track_inputs=check)
+        except JacobianArgumentError:  # of weights made in inference mode
             if chain is None:
                 raise
-            call = call._replace(max_bytes=sys.maxsize)
-            plan = _plan(arguments, graph, call, check=check)
-            plan = replace(plan, max_bytes=max_bytes)
-        try:
-            with grads_kept(graph.others):
-                plan = replace(plan, work=work.count(graph, plan.counts))
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-            raise NoSuchWayError(explained(error)) from error
-        if mode == chunk_size == "auto" and not create_graph and not plan.settled:
-            shorter = find_shorter(graph, plan)
-            plan = plan if shorter is None else shorter.planned(plan)
+            plan = planning.without_graph(
+                chain.shape,
+                arguments.asked[0].value,
+                max_bytes,
+                has_room=out is not None,
+            )
+        else:
+            # A chain needs no check, and may fit where no mode does.
+            alone = chain is None
+            plan = _plan_of_graph(
+                arguments, graph, call, check=check and alone, must_fit=alone
+            )
     return plan if chain is None else chain.planned(plan)
+
+
+def _plan_of_graph(
+    arguments: Arguments, graph: Graph, call: Call, *, check: bool, must_fit: bool
+) -> Plan:
+    """Return the plan of a graph, with the work of each mode.
+
+    Args:
+        arguments: The call.
+        graph: The graph of its forward pass.
+        call: The call as it was made.
+        check: Whether the check's memory counts.
+        must_fit: Whether to raise where no mode fits.
+    """
+    max_bytes = call.max_bytes
+    if call.out is not None:
+        _blocks_of(call.out, graph, arguments)
+    try:
+        plan = _plan(arguments, graph, call, check=check)
+    except OutOfBytesError:
+        if must_fit:
+            raise
+        plan = _plan(
+            arguments, graph, call._replace(max_bytes=sys.maxsize), check=check
+        )
+        plan = replace(plan, max_bytes=max_bytes)
+    try:
+        with grads_kept(graph.others):
+            plan = replace(plan, work=work.count(graph, plan.counts))
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise NoSuchWayError(explained(error)) from error
+    is_open = call.mode == call.chunk_size == "auto" and not call.create_graph
+    shorter = find_shorter(graph, plan) if is_open and not plan.settled else None
+    return plan if shorter is None else shorter.planned(plan)
 
 
 def _require_values() -> None:

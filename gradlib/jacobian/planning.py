@@ -1,6 +1,9 @@
 """Chooses the mode in which a Jacobian is computed, within the memory there is."""
 
+import math
 from typing import Any, cast
+
+from torch import Tensor
 
 from gradlib.errors import (
     JacobianArgumentError,
@@ -36,9 +39,9 @@ of the time of the columns, even where there were a hundred times as many rows; 
 larger nets, columns took less.
 """
 
-SURE = 2**26
-"""How many bytes are taken to be free on a CPU where all rows at once hold a small part
-of them: asking the system would take longer than some small Jacobians do."""
+SURE = 2**29
+"""How many bytes are taken to be free on a CPU where all rows at once, and the check,
+hold a small part of them: asking the system takes as long as some small Jacobians."""
 
 
 def make(
@@ -115,6 +118,23 @@ def make(
         needs_graph=known.wrong_without_graph,
         convolution=known.convolution,
     )
+
+
+def without_graph(
+    shape: tuple[int, ...], like: Tensor, max_bytes: int, *, has_room: bool
+) -> Plan:
+    """Return the plan where autograd records nothing, so that no mode can be taken.
+
+    Args:
+        shape: The shape of the Jacobian.
+        like: A tensor of its dtype.
+        max_bytes: How many bytes may be held at once.
+        has_room: Whether the caller passes the result's memory, as `out`.
+    """
+    why = "not recorded by autograd"
+    size = 0 if has_room else math.prod(shape) * like.element_size()
+    counts: dict[str, int | str] = dict.fromkeys(WAYS, why)
+    return Plan("loop", why, 1, counts, size, 0, 0, max_bytes, (shape,), {})
 
 
 def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:
@@ -264,7 +284,7 @@ def _room(graph: Graph, held: int, check_bytes: int) -> int:
         check_bytes: How many bytes the check's calls take.
     """
     device = graph.points[0].device
-    sure = device.type == "cpu" and held <= SURE // 16 and check_bytes <= SURE
+    sure = device.type == "cpu" and max(held, check_bytes) <= SURE // 16
     return SURE if sure else room_on(device)
 
 

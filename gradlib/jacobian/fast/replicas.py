@@ -58,12 +58,16 @@ class Replicas(NamedTuple):
     replays: Replays | None
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the Jacobian, ``(batch, *out, tokens, features)``."""
+        return (self.x.shape[0], *self.read.size, *self.x.shape[1:])
+
+    @property
     def may_hide(self) -> tuple[Tensor, ...]:
         """No tensors: infinity that leaves this result finite leaves rows so too."""
         return ()
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()
+    @torch.inference_mode(False)  # which lets autograd record, under no_grad() too
     def jacobian(self) -> Tensor:
         """Return the Jacobian, ``(batch, *out, tokens, features)``."""
         result = None if self.replays is None else self._replayed(self.replays)
@@ -114,7 +118,7 @@ class Replicas(NamedTuple):
         ones = torch.eye(rows, dtype=y.dtype, device=y.device)
         asked = ones.expand(batch, rows, rows).reshape(y.shape)
         (jacobian,) = torch.autograd.grad(y, replicas, asked)
-        return jacobian.reshape(batch, *self.read.size, *shape)
+        return jacobian.reshape(self.shape)
 
     def planned(self, plan: Plan) -> Plan:
         """Return the plan that takes this way."""

@@ -1,5 +1,6 @@
 """Small nets: what is known of their form is enough."""
 
+import copy
 import gc
 import itertools
 import weakref
@@ -348,3 +349,25 @@ def test_small_nets_in_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for fn, given in zip((*others, lambda x: large(x)), inputs, strict=True):
         found = gradlib.per_sample_jacobian(fn, given, check=False)
         are_close(found, true(fn, given))
+
+
+def test_known_layers_made_in_inference_mode_have_a_plan() -> None:
+    x = batch(4, 3)
+    with torch.inference_mode():
+        linear, model = nn.Linear(3, 2).double(), net(3, 5, 2)
+    usual = copy.deepcopy(model)
+    for fn, same in (
+        (linear, copy.deepcopy(linear)),
+        (model, usual),
+        (lambda x: model(x).sin(), lambda x: usual(x).sin()),
+    ):
+        found = gradlib.per_sample_jacobian(fn, x)
+        are_close(found, true(same, x))
+        plan = gradlib.plan_jacobian(fn, x)
+        assert (plan.mode, plan.shapes) == ("chain", (found.shape,))
+        assert plan.result_bytes == found.nbytes
+        assert plan.counts["reverse"] == "not recorded by autograd"
+        into = torch.empty_like(found)
+        assert gradlib.plan_jacobian(fn, x, out=into).result_bytes == 0
+        with pytest.raises(gradlib.JacobianArgumentError, match="inference_mode"):
+            gradlib.plan_jacobian(fn, x, mode="reverse")

@@ -34,6 +34,11 @@ class ChainOfCall(NamedTuple):
     replays: Replays | None
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the Jacobian, ``(batch, *out, *in)``."""
+        return self.chain.shape
+
+    @property
     def may_hide(self) -> list[Tensor]:
         """Tensors that may be infinite where the Jacobian is not, by a zero slope."""
         return self.chain.tensors

@@ -31,6 +31,11 @@ class SmallNet(NamedTuple):
     net: PlainNet
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the Jacobian, ``(batch, out, in)``."""
+        return self.net.chain.shape
+
+    @property
     def may_hide(self) -> list[Tensor]:
         """Tensors whose infinity this hides, but torch's rows may not; mostly none."""
         form, x, linears = self.net
