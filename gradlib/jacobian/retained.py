@@ -12,7 +12,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial, wraps
 from typing import Any, cast
 
@@ -40,12 +40,9 @@ def retaining_noted() -> Generator[list[Tensor]]:
             _open_notes[:] = [it for it in _open_notes if it is not notes]
 
 
-@contextmanager
-def grads_kept(tensors: Iterable[Tensor]) -> Generator[None]:
+def grads_kept(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Restore the ``.grad`` of those of the tensors that retain it."""
-    before = [(it, it.grad) for it in tensors if it.retains_grad]
-    with _put_back(before):
-        yield
+    return _put_back([(it, it.grad) for it in tensors if it.retains_grad])
 
 
 def drop_filled() -> None:

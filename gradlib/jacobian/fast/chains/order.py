@@ -9,7 +9,9 @@ layer is one large multiplication of matrices, for the whole batch.
 Godbole, "On efficient computation of matrix chain products", 1973.
 """
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 ENTRY = 64
@@ -92,55 +94,61 @@ def best(widths: tuple[int, ...], bends: tuple[bool, ...], batch: int) -> Order:
     @cache
     def of(first: int, last: int, columns: bool) -> Order:
         if first == last:
-            return alone(first)
-        outs, ins = widths[last + 1], widths[first]
-        samples = batch if any(bends[first:last]) else 1
-
-        def joined(middle: int, inner: Order, outer: Order) -> Order:
-            """Return the product of what is before matrix `middle`, and of the rest."""
-            between = widths[middle]
-            scaled = ins if columns else outs
-            if first + 1 < middle < last:
-                scaled = min(ins, outs)
-            if not bends[middle - 1]:
-                scaled = 0
-            return Order(
-                Product(inner.tree, outer.tree, columns),
-                inner.multiply_adds
-                + outer.multiply_adds
-                + samples * outs * between * ins,
-                inner.entries
-                + outer.entries
-                + samples * (scaled * between + outs * ins),
-            )
-
+            return Order(first, 0, 0)
         # A product of two products takes either layout of both.
-        orders = [
-            joined(middle, cheapest(first, middle - 1), cheapest(middle, last))
+        pairs = [
+            (middle, cheapest(first, middle - 1), cheapest(middle, last))
             for middle in range(first + 2, last)
         ]
         if columns:
-            orders.append(joined(last, laid_out(first, last - 1, True), alone(last)))
+            pairs.append((last, laid_out(first, last - 1, True), of(last, last, True)))
         else:
-            orders.append(
-                joined(first + 1, alone(first), laid_out(first + 1, last, False))
-            )
-        return min(orders, key=lambda it: it.cost)
-
-    def alone(number: int) -> Order:
-        return Order(number, 0, 0)
+            inner = of(first, first, False)
+            pairs.append((first + 1, inner, laid_out(first + 1, last, False)))
+        span = widths[first : last + 2], bends[first:last], batch
+        orders = [
+            _joined(*span, middle - first, inner, outer, columns)
+            for middle, inner, outer in pairs
+        ]
+        return min(orders, key=_cost)
 
     def cheapest(first: int, last: int) -> Order:
-        layouts = (of(first, last, columns) for columns in (False, True))
-        return min(layouts, key=lambda it: it.cost)
+        return min(of(first, last, False), of(first, last, True), key=_cost)
 
     def laid_out(first: int, last: int, columns: bool) -> Order:
         """Return the cheapest order with this layout, or with the other and a copy."""
         other = of(first, last, not columns)
         copied = 0 if first == last else batch * widths[first] * widths[last + 1]
         other = other._replace(entries=other.entries + copied)
-        return min(of(first, last, columns), other, key=lambda it: it.cost)
+        return min(of(first, last, columns), other, key=_cost)
 
     chosen = cheapest(0, len(widths) - 2)
     each = chosen.entries // batch - widths[0] * widths[-1]
     return chosen._replace(each=max(0, each))  # a single matrix has no product
+
+
+_cost = attrgetter("cost")
+
+
+def _joined(
+    widths: Sequence[int],
+    bends: Sequence[bool],
+    batch: int,
+    middle: int,
+    inner: Order,
+    outer: Order,
+    columns: bool,
+) -> Order:
+    """Return the product of what is before matrix `middle`, and of the rest."""
+    ins, between, outs = widths[0], widths[middle], widths[-1]
+    samples = batch if any(bends) else 1
+    scaled = ins if columns else outs
+    if 1 < middle < len(bends):
+        scaled = min(ins, outs)
+    if not bends[middle - 1]:
+        scaled = 0
+    return Order(
+        Product(inner.tree, outer.tree, columns),
+        inner.multiply_adds + outer.multiply_adds + samples * outs * between * ins,
+        inner.entries + outer.entries + samples * (scaled * between + outs * ins),
+    )
