@@ -1,6 +1,6 @@
 """Put the committed measurements of recorders into pages.
 
-A page holds markers, each with a file of benchmarks/results:
+A page holds markers, each with a file of benchmarks/results, or the first with several:
 
     <div class="recorder-said" data-results="recorder-cpu"></div>
     <div class="recorder-times" data-results="recorder-cpu"></div>
@@ -32,19 +32,29 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     return filled(markdown, page, MADE, "recorder")
 
 
-def said(results: dict[str, Any]) -> Iterable[str]:
+def said(results: dict[str, Any], *others: dict[str, Any]) -> Iterable[str]:
     """Yield how much longer a recorded step takes than one without hooks."""
-    rows = [row for row in results["times"] if row["use"]]
+    if others:
+        heads = "machine", "`gradlib.record`", "with `reduce=gradlib.tensor_stats`"
+        yield table(heads, [(device(it), *_spans(it)) for it in (results, *others)])
+        return
     kind = "a GPU" if "gpu" in results["machine"] else "a CPU"
+    plain, with_statistics = _spans(results)
     yield (
         f"On {kind} ({device(results)}), a step under `gradlib.record` takes "
-        f"{_span(rows, OURS)} times as long as one without hooks, and "
-        f"{_span(rows, OURS_STATISTICS)} times with `reduce=gradlib.tensor_stats`."
+        f"{plain} times as long as one without hooks, and {with_statistics} times with "
+        "`reduce=gradlib.tensor_stats`."
     )
 
 
-def _span(rows: Rows, name: str) -> str:
+def _spans(results: dict[str, Any]) -> tuple[str, str]:
+    """Return the spans of a recording and of one of statistics."""
+    return _span(results, OURS), _span(results, OURS_STATISTICS)
+
+
+def _span(results: dict[str, Any], name: str) -> str:
     """Return the least and the most a contender takes, as multiples of no hooks."""
+    rows = [row for row in results["times"] if row["use"]]
     found = [_of_none(row["use"]) for row in rows if row["contender"] == name]
     return f"{min(found, key=float)} to {max(found, key=float)}"
 
@@ -161,7 +171,7 @@ def listed(contenders: Rows) -> str:
     return "\n".join(f"- {name}: {records}" for name, records in named.items())
 
 
-MADE: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
+MADE: dict[str, Callable[..., Iterable[str]]] = {
     "recorder-said": said,
     "recorder-times": times,
 }

@@ -26,6 +26,7 @@ TEXTS = (
     "part",
     "why",
     "gradlib with",
+    "machine",
 )
 """The columns of tables that hold text; the others hold numbers."""
 

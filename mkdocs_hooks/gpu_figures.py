@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.files import RESULTS
 from mkdocs_hooks.benchmark_jacobians import jacobian, times
-from mkdocs_hooks.benchmark_recorders import memory, of_memory, recorder, said
+from mkdocs_hooks.benchmark_recorders import memory, of_memory, recorder
 from mkdocs_hooks.benchmark_tables import (
     Rows,
     folded,
@@ -98,7 +98,6 @@ def _parts(results: dict[str, Any]) -> Iterator[str]:
 def _recording(results: dict[str, Any]) -> Iterator[str]:
     yield "#### Recording"
     yield where(results)
-    yield from said(results)
     yield from recorder(results)
     yield folded("What each takes of memory", memory(results["memory"]))
 

@@ -1,7 +1,7 @@
 """Let a table too wide for the screen scroll by itself, with the keyboard too.
 
-One of many columns says how many of them hold numbers: on a phone a row of it takes two
-lines, its texts above its numbers. Long names, and those in the headings of the
+One with many numbers says how many: on a phone a row of it takes two lines, its texts
+above its numbers. Long names, and those in the headings of the
 reference, get places to break at: between their words, not within one. In tables only
 phones use these.
 """
@@ -11,8 +11,11 @@ import re
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 HEAD = re.compile("<th(?: [^>]*)?>")
 
-FEW = 4
-"""The most columns that have room beside each other on a phone."""
+MANY = 4
+"""So many columns of numbers get a line of their own on a phone."""
+
+TEXTS = 2
+"""So many columns of text have room in the line above the numbers."""
 
 CODE = re.compile(r"(?<=<code>)[^<]{13,}")
 """Short names stay whole."""
@@ -31,7 +34,8 @@ def wide(table: re.Match[str]) -> str:
     """Return a table in a box in which it scrolls."""
     heads = HEAD.findall(table[0])
     numbers = sum("right" in head for head in heads)
-    many = f' style="--numbers: {numbers}"' * (len(heads) > FEW)
+    two_lines = numbers >= MANY and len(heads) - numbers <= TEXTS
+    many = f' style="--numbers: {numbers}"' * two_lines
     return f'<div class="wide" tabindex="0"{many}>{CODE.sub(breakable, table[0])}</div>'
 
 
