@@ -270,7 +270,7 @@ CANCELLED_INSIDE: dict[str, Function] = {
 def test_columns_of_which_rounding_is_left(
     name: str, dtype: torch.dtype, check: bool
 ) -> None:
-    for seed in range(8):
+    for seed in (0, 3, 4, 7):  # of 0 to 7, those that rounding moves the most
         seed_all(seed)
         for shape in ((1, 2), (4, 3)):
             x = torch.randn(*shape).to(dtype)
@@ -282,7 +282,8 @@ def test_columns_of_which_rounding_is_left(
 def test_columns_of_which_rounding_inside_of_an_operation_is_left(
     name: str, dtype: torch.dtype
 ) -> None:
-    for seed in range(24):
+    # Of 0 to 23, those that rounding moves the most in some operation and dtype.
+    for seed in (0, 2, 3, 4, 9, 18, 22, 23):
         seed_all(seed)
         for shape in ((1, 2), (1, 3), (2, 2)):
             x = torch.randn(*shape).to(dtype)
@@ -313,7 +314,7 @@ def test_columns_that_are_a_fifth_off_are_no_rounding(
     check: bool, dtype: torch.dtype
 ) -> None:
     more = cast(Any, MoreInRows.apply)
-    for seed in range(8):
+    for seed in range(2):
         seed_all(seed)
         for shape in ((1, 3), (4, 3), (2, 16)):
             x = torch.randn(*shape).to(dtype)
