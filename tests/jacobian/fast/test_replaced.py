@@ -12,13 +12,17 @@ from torch.testing import assert_close
 
 import gradlib
 
-# Each in a process of its own, of which one has imported torch for all.
+# Each case runs in a process of its own, forked from one that has imported torch, and
+# what gradlib and a comparison import beside it.
 PROGRAM = """
 import os, sys, traceback
+import numpy, optree, safetensors.torch
 import torch
 import torch.fx.experimental.symbolic_shapes  # as a first backward pass does
 from torch import nn
 from torch.nn import functional as F
+
+torch.testing.assert_close(torch.ones(1), torch.ones(1))
 
 for what, (replaced, model, shape) in {cases!r}.items():
     if os.fork():
