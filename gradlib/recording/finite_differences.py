@@ -274,7 +274,7 @@ class _Checked:
         sizes = {key: math.hypot(*it) for key, it in known.items()}
         smallest = min(sizes.values()) if len(sizes) > 1 else 0.0
         if any(sizes.values()) and len(sizes) > 1:
-            if not (smallest and math.isfinite(math.fsum(sizes.values()))):
+            if not (smallest and math.isfinite(sum(sizes.values()))):
                 return None
             for key, size in sizes.items():
                 known[key] = [it * smallest / size for it in known[key]]
@@ -284,7 +284,7 @@ class _Checked:
         for slope, of_each in zip(
             slopes, zip(*known.values(), strict=True), strict=True
         ):
-            slope.known = math.fsum(of_each)
+            slope.known = sum(of_each)
         if smallest:
             are_alike = max(sizes.values()) <= ALIKE * smallest
             hiding = HIDING if are_alike else self.allowed

@@ -79,10 +79,10 @@ def why_apart(
         other_values = AGAIN
     elif trace.world is not None and trace.world.saves_through_hooks:
         other_values = HOOKED
-    if not (other_values or other_way) and replayed.shares is not None:
-        names = perhaps_written(trace, number, replayed.shares, traces, tolerance)
-        return PERHAPS_WRITTEN.format(listed(names)) if names else ""
-    return "; or ".join(filter(None, (other_values, other_way)))
+    if other_values or other_way:
+        return "; or ".join(filter(None, (other_values, other_way)))
+    names = perhaps_written(trace, number, replayed.shares or {}, traces, tolerance)
+    return PERHAPS_WRITTEN.format(listed(names)) if names else ""
 
 
 def _differs_again(

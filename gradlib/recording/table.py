@@ -1,7 +1,6 @@
 """The table of a recording: a row for each call, or for each pass of one."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from gradlib.errors import counted, listed
 from gradlib.recording.call import Call, Pass, with_keywords
@@ -65,13 +64,7 @@ def table_of(
     if left_out:
         del pairs[ROWS // 2 : -ROWS // 2]
     rows = [_row(call, pass_, columns) for call, pass_ in pairs]
-    example = next((pass_ for _, pass_ in pairs if pass_), None)
-    examples = [pairs[0][0].output] if "output" in columns else []
-    examples += [
-        with_keywords(example, it) for it in columns if example and it in GRADIENTS
-    ]
-    legend = _legend(columns, examples, is_reduced=is_reduced)
-    footer = [*[WHICH_PASS] * ("pass" in columns), legend, *not_seen]
+    footer = [*_legend(pairs, columns, is_reduced=is_reduced), *not_seen]
     if _lack_passes(calls):
         footer.append(NO_PASS)
     if left_out:
@@ -118,8 +111,15 @@ def _cell(call: Call, pass_: Pass | None, column: str) -> str:
     return norm_text(with_keywords(pass_, column))
 
 
-def _legend(columns: list[str], shown: list[Any], *, is_reduced: bool) -> str:
-    """Say what the columns show; `shown` are examples of their values."""
+def _legend(
+    pairs: Sequence[tuple[Call, Pass | None]], columns: list[str], *, is_reduced: bool
+) -> list[str]:
+    """Say what the columns show, by examples of their values."""
+    example = next((pass_ for _, pass_ in pairs if pass_), None)
+    shown = [pairs[0][0].output] if "output" in columns else []
+    shown += [
+        with_keywords(example, it) for it in columns if example and it in GRADIENTS
+    ]
     parts: list[str] = []
     is_reduced = is_reduced and not are_statistics(shown)
     if "output" in columns:
@@ -130,4 +130,4 @@ def _legend(columns: list[str], shown: list[Any], *, is_reduced: bool) -> str:
             norm = "" if numbers_in(shown) else f"{what} of "
             what = f"{norm}what reduce gave"
         parts.append(f"gradients: {what}, - where there is none")
-    return "; ".join(parts)
+    return [*[WHICH_PASS] * ("pass" in columns), "; ".join(parts)]
