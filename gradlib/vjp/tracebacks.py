@@ -63,7 +63,8 @@ def innermost_call(error: BaseException) -> Arguments | None:
         return None
     frame, callers = frames[place], steps[place + 1 :]
     if frame.f_code.co_name == "grad":
-        arguments = _arguments_of_grad(frame.f_locals)
+        first, _ = _before_modes(frame, callers)
+        arguments = _arguments_of_grad(frame.f_locals | _dict_of_inputs(first))
     else:
         is_method = bool(callers) and is_of(callers[0].tb_frame, "torch._tensor")
         arguments = _arguments_of_backward(frame.f_locals, is_method=is_method)
@@ -156,6 +157,12 @@ def _inputs(variables: dict[str, Any]) -> Any:
     inputs = variables["inputs"]
     is_dict = issubclass(type(inputs), dict)
     return inputs if is_dict else variables.get("inputs_tuple", inputs)
+
+
+def _dict_of_inputs(frame: FrameType) -> dict[str, Any]:
+    """Return a dict of inputs as a variable, of which modes get only the values."""
+    inputs = frame.f_locals.get("inputs")
+    return {"inputs": inputs} if issubclass(type(inputs), dict) else {}
 
 
 def _alone(given: Any) -> Any:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 import gradlib
 
+from .releases import older_than_dicts
+
 CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "torch.autograd.grad": lambda out, leaf: torch.autograd.grad(out, leaf),
     "backward": lambda out, leaf: out.backward(inputs=[leaf]),
@@ -32,6 +34,18 @@ def test_errors_are_explained_in_the_same_words(name: str) -> None:
     with torch.device("cpu"):
         assert explained(name) == expected
     assert "out" in expected
+
+
+@pytest.mark.skipif(older_than_dicts(), reason="this torch takes no dict of inputs")
+def test_inputs_have_their_keys() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    with (
+        torch.device("cpu"),
+        pytest.raises(RuntimeError) as caught,
+        gradlib.explain_errors(),
+    ):
+        torch.autograd.grad(leaf.sum(), {"a": leaf, "b": leaf.detach()})
+    assert 'inputs["b"] does not require grad' in "\n".join(caught.value.__notes__)
 
 
 def test_a_call_inside_another_has_its_own_place() -> None:

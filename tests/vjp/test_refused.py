@@ -95,6 +95,7 @@ CONVERTED = {
 }
 
 
+@pytest.mark.cpu  # of a GPU's tensor torch first says that it has to be copied
 @pytest.mark.parametrize("program", CONVERTED)
 def test_numpy_is_given_what_is_detached(program: Callable[[], None]) -> None:
     note = note_of(program)
@@ -108,7 +109,7 @@ def test_numpy_is_given_what_is_detached(program: Callable[[], None]) -> None:
     ("source", "code"),
     [
         ("x += 1", "with torch.no_grad():\n        w -= step"),
-        ("x.numpy()", "y.detach().numpy()"),
+        pytest.param("x.numpy()", "y.detach().numpy()", marks=pytest.mark.cpu),
     ],
 )
 def test_without_a_source_the_letters_stand(source: str, code: str) -> None:
