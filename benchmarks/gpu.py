@@ -1,7 +1,7 @@
 """Both benchmarks on a GPU, with larger networks, compiled ways and kernel launches.
 
 make bench DEVICE=cuda             writes benchmarks/results/<name of the GPU>.json
-python -m benchmarks.gpu --resume  continues that file after an interrupted run
+python -m benchmarks.gpu --resume  continues that file, if it is there
 python -m benchmarks.gpu --quick   tiny networks, on any device: does it work at all?
 
 Each measurement is written to the file at once, and an error as a row of it: a machine
@@ -93,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         recorded = gpu_nets.recorded(device)
         differentiated = gpu_nets.differentiated(device)
     out = options.out or (not options.quick and RESULTS / f"{_file_name(device)}.json")
-    begun = json.loads(out.read_text()) if options.resume and out else None
+    begun = None
+    if options.resume and out and out.exists():
+        begun = json.loads(out.read_text())
 
     def save(results: Result) -> None:
         if out:
@@ -163,7 +165,10 @@ def _steps(
     rounds: int,
     device: torch.device,
 ) -> list[Step]:
-    """Return what to measure, with what may leave the device in a bad state last."""
+    """Return what to measure, with what may leave the device in a bad state last.
+
+    What is asked for most comes first.
+    """
     ways = [ready(it) for it in contenders()]
     with_compiled = ways[:1]
     with_compiled += [compiled(it) for it in contenders() if it.name in COMPILED]
@@ -186,11 +191,11 @@ def _steps(
 
     parts: dict[str, Callable[[Any], Result | list[Result]]] = {
         "jacobian": table,
-        "launches": partial(_launches, counted, device),
-        "replayed": partial(rows_of, graphs),
-        "numbers": partial(_numbers, compared, rounds, device),
-        "kept": partial(_kept, rounds, device),
         "recorder": hooks,
+        "kept": partial(_kept, rounds, device),
+        "launches": partial(_launches, counted, device),
+        "numbers": partial(_numbers, compared, rounds, device),
+        "replayed": partial(rows_of, graphs),
         "compiled": partial(rows_of, with_compiled),
     }
     return [

@@ -24,7 +24,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu, "COMPILED", ())
         out = str(folder / "some-gpu.json")
-        gpu.main(["--quick", "--device", "cpu", "--rounds", "2", "--out", out])
+        how = ["--quick", "--device", "cpu", "--rounds", "2", "--resume"]
+        gpu.main([*how, "--out", out])
     return folder
 
 
