@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -85,12 +86,15 @@ def put_into(torch: ModuleType, extension: Any) -> None:
     cuda.is_available = lambda: True
     cuda.device_count = lambda: extension.DEVICES
     c._cuda_getDevice = extension.current_device
-    c._cuda_setDevice = cuda._exchange_device = extension.exchange_device
-    cuda._maybe_exchange_device = extension.exchange_device
+    c._cuda_setDevice = extension.exchange_device
+    # Each a function of its own: torch.compile knows them by that.
+    cuda._exchange_device = lambda device: extension.exchange_device(device)
+    cuda._maybe_exchange_device = lambda device: extension.exchange_device(device)
     c._cuda_synchronize = extension.synchronize
     c._cuda_set_sync_debug_mode = extension.refuse_waits
     c._cuda_sleep = lambda _: None
     put_memory(c, cuda, extension)
+    put_storages(torch)
     put_streams(cuda, extension)
     torch.backends.cudnn.is_acceptable = lambda _: False  # else it warns: no cuDNN
     # Kernels are the CPU's, so the numbers that they draw are too.
@@ -101,12 +105,14 @@ def put_memory(c: Any, cuda: Any, extension: Any) -> None:
     """Put what is known of the devices' memory into torch."""
 
     def stats(_: int) -> dict[str, Any]:
-        held = {"all": {"current": extension.memory_held()}}
+        now = extension.memory_held()
+        held = {"all": {"current": now, "peak": now}}
         ran_out = extension.times_run_out()
         return {"allocated_bytes": held, "reserved_bytes": held, "num_ooms": ran_out}
 
     c._cuda_memoryStats = stats
     c._cuda_emptyCache = c._host_emptyCache = lambda: None
+    c._cuda_resetPeakMemoryStats = lambda _: None
     c._cuda_setMemoryFraction = lambda fraction, _: extension.limit_memory(
         int(fraction * MEMORY)
     )
@@ -114,6 +120,18 @@ def put_memory(c: Any, cuda: Any, extension: Any) -> None:
     cuda.get_device_properties = lambda _=None: SimpleNamespace(
         name="stand-in", total_memory=MEMORY, major=9, minor=0
     )
+
+
+def put_storages(torch: ModuleType) -> None:
+    """Put copies of devices' memory into torch, as deepcopy() and pickle make them."""
+
+    def copied(storage: Any, device: Any) -> Any:
+        made = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
+        given = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        return made.copy_(given.set_(storage)).untyped_storage()
+
+    torch.UntypedStorage.clone = lambda self: copied(self, self.device)
+    torch.UntypedStorage.cpu = lambda self: copied(self, "cpu")
 
 
 def put_streams(cuda: Any, extension: Any) -> None:
@@ -124,11 +142,26 @@ def put_streams(cuda: Any, extension: Any) -> None:
     class Stream:
         """A number; all streams are one."""
 
-        def __init__(self) -> None:
+        def __init__(self, **_: object) -> None:
             self.cuda_stream = next(numbers)
 
         def wait_stream(self, stream: "Stream") -> None:
             """Do nothing: whatever the other one was given has been done."""
+
+    class Event:
+        """A moment of Python's, as whatever a stream was given has been done."""
+
+        def __init__(self, **_: object) -> None:
+            self.moment = 0.0
+
+        def record(self, _: object = None) -> None:
+            self.moment = time.perf_counter()
+
+        def elapsed_time(self, later: "Event") -> float:
+            return 1000 * (later.moment - self.moment)
+
+        def synchronize(self) -> None:
+            extension.synchronize()
 
     class Graph(extension.Graph):
         """A graph, which is captured in any mode."""
@@ -150,6 +183,7 @@ def put_streams(cuda: Any, extension: Any) -> None:
 
     default = Stream()
     cuda.Stream, cuda.stream, cuda.CUDAGraph = Stream, stream, Graph
+    cuda.Event = Event
     cuda.current_stream = lambda _=None: getattr(here, "stream", default)
     cuda.is_current_stream_capturing = extension.is_capturing
     cuda.graphs.graph_pool_handle = lambda: None  # each graph keeps its tensors

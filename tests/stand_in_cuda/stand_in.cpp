@@ -4,12 +4,16 @@
 // has a thread for each device. There is one stream, and it is always done, but for
 // copies to pinned memory, whose values are wrong until somebody waits.
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/resize_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -49,6 +53,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     c10::DeviceIndex deviceCount() const noexcept override { return DEVICES; }
     c10::Stream getStream(c10::Device device) const override {
         return c10::Stream(c10::Stream::DEFAULT, device);
+    }
+    c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+        return getStream(device);
     }
     c10::Stream exchangeStream(c10::Stream stream) const override {
         return getStream(stream.device());
@@ -140,6 +147,9 @@ struct Hooks final : at::CUDAHooksInterface {
         return pinned_memory.has(start);
     }
     at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
+    at::Generator getNewGenerator(c10::DeviceIndex) const override {
+        return at::make_generator<at::CPUGeneratorImpl>();
+    }
 };
 
 // ---- Graphs: the calls of kernels while one is captured, to be made again.
@@ -246,11 +256,14 @@ Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
     return to;
 }
 
-// What the CPU's kernels are given: the memory itself, but where they may ask for more.
+// What the CPU's kernels are given: the memory itself, but where they may ask for more,
+// as some that write a single number do on the way.
 std::vector<Tensor> to_cpu(at::TensorList tensors) {
     std::vector<Tensor> found;
-    for (auto& it : tensors)
-        found.push_back(it.numel() ? on_cpu(it) : at::empty_like(it, at::kCPU));
+    for (auto& it : tensors) {
+        auto made = it.numel() ? on_cpu(it) : at::empty_like(it, at::kCPU);
+        found.push_back(it.numel() && !it.dim() ? made.clone() : made);
+    }
     return found;
 }
 
@@ -284,6 +297,11 @@ const std::set<std::string> STRICT = {
     "aten::gather", "aten::index_add", "aten::index_select", "aten::mm", "aten::mv",
     "aten::scatter", "aten::scatter_add",
 };
+
+// Silences that such a number was resized on the way.
+struct Silence final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+} silence;
 
 void require_one_device(const std::string& name, const std::vector<Tensor>& tensors) {
     std::optional<c10::Device> device;
@@ -324,6 +342,7 @@ void by_the_cpu(
     {
         auto outer = std::exchange(in_kernel, true);
         auto leave = c10::make_scope_exit([&] { in_kernel = outer; });
+        c10::WarningUtils::WarningHandlerGuard quiet(&silence);
         at::native::cpu_fallback(operation, stack, /*error_on_views=*/true);
     }
     if (is_capturing())
@@ -365,6 +384,12 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
     library.impl("_reshape_alias", at::native::_reshape_alias);
     library.impl("as_strided", at::native::as_strided_tensorimpl);
     library.impl("view", at::native::view);
+    library.impl("view_as_real", at::native::view_as_real);
+    library.impl("view_as_complex", at::native::view_as_complex);
+    using Set = Tensor& (*)(Tensor&, at::Storage);
+    library.impl("set_.source_Storage", Set(at::native::set_));
+    library.impl("set_.source_Tensor", at::native::set_tensor_);
+    library.impl("set_.source_Storage_storage_offset", at::native::set_storage_cpu_);
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, library) {
