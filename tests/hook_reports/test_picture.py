@@ -18,11 +18,9 @@ from gradlib.hook_reports.picture import COLOURS, NOTHING
 from gradlib.hook_reports.tensor_names import COMPUTED, OUTSIDE
 from gradlib.plot_graph import HEIGHT
 
+from .reported import given
+
 OF = {COLOURS[FULL]: "full ", COLOURS[LEGACY]: "old "}
-
-
-def given(*shape: int) -> Tensor:
-    return torch.randn(*shape, requires_grad=True)
 
 
 def boxes(figure: Figure) -> list[tuple[str, float, float]]:

@@ -16,11 +16,7 @@ from gradlib.hook_reports.hooks import (
     TENSOR,
 )
 
-from .reported import Of, report_of, whats
-
-
-def given(*shape: int) -> Tensor:
-    return torch.randn(*shape, requires_grad=True)
+from .reported import Of, given, report_of, whats
 
 
 def legacy(module: nn.Module, *args: Tensor) -> list[str]:

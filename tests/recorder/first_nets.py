@@ -22,6 +22,30 @@ class Net(nn.Module):
         return self.fc3(self.relu2(self.fc2(h)))
 
 
+class Residual(nn.Module):
+    """``x + f(x)``: the input of `f` has a second use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.f(x)
+
+
+class Thrice(nn.Module):
+    """One module, three calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(self.f(x))
+        return x
+
+
 def loss_of(output: Tensor) -> Tensor:
     """Weigh the entries differently, so that no two gradients agree by chance."""
     return (output * torch.arange(1.0, output.numel() + 1).view_as(output)).sum()

@@ -12,32 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlib
 
-from .first_nets import Net, loss_of
+from .first_nets import Net, Residual, Thrice, loss_of
 from .truth import grad_of
-
-
-class Residual(nn.Module):
-    """``x + f(x)``: the input of `f` has a second use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.f = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.f(x)
-
-
-class Thrice(nn.Module):
-    """One module, three calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.f = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = torch.tanh(self.f(x))
-        return x
 
 
 def test_every_quantity_of_a_chain() -> None:

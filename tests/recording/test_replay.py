@@ -13,27 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlib
 
+from ..recorder.first_nets import Residual, Thrice
 from .replayed import assert_replays, assert_same, loss_of, replays, values_of
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.f = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.f(x)
-
-
-class Thrice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.f = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = torch.tanh(self.f(x))
-        return x
 
 
 class Nested(nn.Module):

@@ -17,6 +17,17 @@ def double(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
+def of_net(of: Callable[[Any, Tensor], Tensor], net: Any) -> Function:
+    """Return a function of a net and an input, with the net given."""
+    return lambda x: of(net, x)
+
+
+def by_loop(fn: Function, x: Tensor) -> Tensor:
+    """Return the Jacobian, computed by one backward pass for each row."""
+    jacobian: Tensor = gradlib.per_sample_jacobian(fn, x, mode="loop")
+    return jacobian
+
+
 def require_same(fn: Function, x: Tensor) -> None:
     """Hold the Jacobian of a function against that of the loop."""
     found = gradlib.per_sample_jacobian(fn, x, check=False)

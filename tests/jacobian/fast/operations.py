@@ -47,11 +47,6 @@ def looks_asked(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     return asked
 
 
-def double(*shape: int) -> Tensor:
-    """Return random numbers."""
-    return torch.randn(*shape, dtype=torch.float64)
-
-
 def by_steps(x: Tensor) -> Tensor:
     """Attention as every device can compute it, with a node for each step."""
     with sdpa_kernel(SDPBackend.MATH):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import gradlib
 from gradlib.jacobian.fast.chains import result
 
+from .lines import of_net
 from .test_chain import chain
 from .test_line import double, kept, require_same
 
@@ -80,14 +81,10 @@ FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
 }
 
 
-def _function(of: Callable[[Any, Tensor], Tensor], net: Any) -> Any:
-    return lambda x: of(net, x)
-
-
 @pytest.mark.parametrize("name", FOUND)
 def test_it_is_a_chain(name: str) -> None:
     net = Net().double()
-    fn, x = _function(FOUND[name], net), double(5, 4)
+    fn, x = of_net(FOUND[name], net), double(5, 4)
     for batch in (x, x[:1], double(2000, 4), x.T.contiguous().T):
         with kept(batch, *net.parameters()):
             for _ in range(3):
@@ -100,16 +97,16 @@ def test_a_few_samples_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(result, "IN_CACHE", 1)
     monkeypatch.setattr(result, "MAPS_IN_CACHE", 1)
     net = Net().double()
-    require_same(_function(FOUND[name], net), double(5, 4))
+    require_same(of_net(FOUND[name], net), double(5, 4))
 
 
 def test_what_is_met_again_has_other_sizes() -> None:
-    fn, net = _function(FOUND["split"], Net().double()), Net().double()
+    fn, net = of_net(FOUND["split"], Net().double()), Net().double()
     for count in (4, 2, 4, 6):
         if count == 2:  # there is a single part
             continue
         require_same(fn, double(3, count))
-    last = _function(lambda net, x: net.shift(x)[:, -1], net)
+    last = of_net(lambda net, x: net.shift(x)[:, -1], net)
     for _ in range(4):
         require_same(last, double(3, 2))
     net.shift = nn.Linear(2, 5).double()
@@ -165,7 +162,7 @@ NOT_FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", NOT_FOUND)
 def test_what_else_code_does(name: str) -> None:
     net = Net().double().requires_grad_(False)
-    fn, x = _function(NOT_FOUND[name], net), double(5, 4)
+    fn, x = of_net(NOT_FOUND[name], net), double(5, 4)
     if name == "numbers and an axis":  # of five samples, it gives five numbers each
         with pytest.raises(gradlib.GradlibError):
             gradlib.per_sample_jacobian(fn, x)
@@ -203,7 +200,7 @@ def test_numbers_that_meet_again_have_no_axis() -> None:
         c = a * b
         return a + c
 
-    fn = _function(of, net)
+    fn = of_net(of, net)
     for _ in range(3):
         assert chain(fn, double(5, 4)) is not None
         require_same(fn, double(5, 4))
@@ -213,7 +210,7 @@ def test_as_many_numbers_as_a_matrix_takes() -> None:
     """A vector of numbers, one of each sample, times a matrix: it mixes samples."""
     net = Net().double()
     net.square = nn.Parameter(double(4, 4))
-    fn = _function(lambda net, x: x.sum(1) @ net.square, net)
+    fn = of_net(lambda net, x: x.sum(1) @ net.square, net)
     for _ in range(3):
         assert chain(fn, double(4, 4)) is None
         with pytest.raises(gradlib.CoupledSamplesError):
@@ -252,7 +249,7 @@ def _product_then_overwritten(net: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_torch_does_not_go_back_through(name: str) -> None:
-    fn = _function(REFUSED[name], Net().double())
+    fn = of_net(REFUSED[name], Net().double())
     for mode in ("auto", "loop"):
         with pytest.raises((gradlib.GradlibError, RuntimeError)):
             gradlib.per_sample_jacobian(fn, double(5, 4), mode=mode, check=False)
@@ -288,7 +285,7 @@ def test_gradients_flow_through_them() -> None:
     net: Any = Net().double()
     x = double(3, 4).requires_grad_()
     for of in (_coupled, _lorenz, FOUND["a part"]):
-        fn = _function(of, net)
+        fn = of_net(of, net)
         found: list[tuple[Tensor | None, ...]] = []
         for mode in ("auto", "loop"):
             made = gradlib.per_sample_jacobian(fn, x, mode=mode, create_graph=True)

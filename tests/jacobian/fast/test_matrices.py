@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import gradlib
 from gradlib.jacobian.fast.chains import functions
 
+from .lines import of_net
 from .test_chain import chain
 from .test_line import double, kept, require_same
 
@@ -84,14 +85,10 @@ FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
 }
 
 
-def _function(of: Callable[[Any, Tensor], Tensor], net: Any) -> Any:
-    return lambda x: of(net, x)
-
-
 @pytest.mark.parametrize("name", FOUND)
 def test_it_is_a_chain(name: str) -> None:
     net = Net()
-    fn, x = _function(FOUND[name], net), double(5, 4)
+    fn, x = of_net(FOUND[name], net), double(5, 4)
     for _ in range(4):  # found, noted, and met again
         with kept(x, *net.parameters(), net.v, net.own, *net.list):
             assert chain(fn, x) is not None
@@ -158,7 +155,7 @@ NOT_FOUND: dict[str, Callable[[Any, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", NOT_FOUND)
 def test_what_else_code_does_with_them(name: str) -> None:
     net = Net()
-    fn, x = _function(NOT_FOUND[name], net), double(5, 4)
+    fn, x = of_net(NOT_FOUND[name], net), double(5, 4)
     for _ in range(3):
         assert chain(fn, x) is None
         require_same(fn, x)
@@ -212,7 +209,7 @@ def test_where_the_forward_raises_so_does_it() -> None:
 
 def test_of_more_axes_torch_takes_no_matrix_for_one() -> None:
     net, x = Net(), double(2, 3, 4)
-    fn = _function(lambda net, x: x.mm(net.w), net)
+    fn = of_net(lambda net, x: x.mm(net.w), net)
     assert chain(fn, x) is None
     with pytest.raises(RuntimeError, match="must be a matrix"):
         gradlib.per_sample_jacobian(fn, x)
@@ -235,7 +232,7 @@ def test_somebody_has_replaced(
 ) -> None:
     where, what, of = REPLACED[name]
     net, x = Net(), double(5, 4)
-    fn = _function(of, net)
+    fn = of_net(of, net)
     for _ in range(3 * met_before):
         assert chain(fn, x) is not None
     real = getattr(where, what)
@@ -247,7 +244,7 @@ def test_what_the_code_does_not_use_may_be_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     net, x, real = Net(), double(5, 4), F.linear
-    fn = _function(FOUND["matmul"], net)
+    fn = of_net(FOUND["matmul"], net)
     expected = gradlib.per_sample_jacobian(fn, x, mode="loop")
     monkeypatch.setattr(F, "linear", lambda *args: 2 * real(*args))
     for _ in range(3):
@@ -258,7 +255,7 @@ def test_a_matrix_may_have_a_method_of_its_own() -> None:
     net, x = Net(), double(5, 4)
     own: Any = net.own
     own.t = lambda: 3 * net.w[:, :3]
-    fn = _function(lambda net, x: x @ net.own.t(), net)
+    fn = of_net(lambda net, x: x @ net.own.t(), net)
     assert chain(fn, x) is None
     require_same(fn, x)
 
@@ -267,7 +264,7 @@ def test_a_matrix_may_have_a_method_of_its_own() -> None:
 def test_sums_have_all_digits(name: str) -> None:
     """Where products have fewer, as with bfloat16 on a CPU and TF32 on a GPU."""
     x = torch.randn(512, 64)
-    fn = _function(lambda _, x: torch.sin(getattr(x.exp(), name)(1, True)), None)
+    fn = of_net(lambda _, x: torch.sin(getattr(x.exp(), name)(1, True)), None)
     exact = gradlib.per_sample_jacobian(fn, x.double())
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
@@ -280,7 +277,7 @@ def test_sums_have_all_digits(name: str) -> None:
 
 def test_what_overflows_in_the_forward_does_so_here() -> None:
     x = torch.tensor([[1.5e308, 1.2e308]]).double()
-    fn = _function(lambda _, x: x.mean(1, True).sin(), None)
+    fn = of_net(lambda _, x: x.mean(1, True).sin(), None)
     assert gradlib.per_sample_jacobian(fn, x, check=False).isnan().all()
 
 
@@ -313,7 +310,7 @@ def test_of_a_sum_in_inference_mode_nothing_stays() -> None:
 
 def test_none_of_them_is_kept() -> None:
     net = Net()
-    fn, x = _function(FOUND["a forward"], net), double(5, 4)
+    fn, x = of_net(FOUND["a forward"], net), double(5, 4)
     for _ in range(4):
         gradlib.per_sample_jacobian(fn, x)
     gone = [weakref.ref(it) for it in (net.w, net.b, net.own)]

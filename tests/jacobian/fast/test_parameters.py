@@ -23,6 +23,7 @@ from gradlib.jacobian.fast.parameters.uses import find_uses
 from gradlib.jacobian.graph import run
 from gradlib.random_state import seed_all
 
+from .lines import double
 from .operations import ON_CPU
 
 BATCH = 4
@@ -78,11 +79,6 @@ def require_same(model: nn.Module, *inputs: Any, **how: Any) -> None:
     for name, tensor in truth.items():
         error = (found[name] - tensor).abs().max() / tensor.abs().max().clamp(min=1e-3)
         assert error <= 1e-12, name
-
-
-def double(*shape: int) -> Tensor:
-    """Return random numbers."""
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 class Of(nn.Module):

@@ -18,7 +18,8 @@ from gradlib.jacobian.fast.pushed.pushed import Passed, Pushed, find_pushed
 from gradlib.jacobian.graph import Graph
 from gradlib.random_state import seed_all
 
-from .operations import ON_CPU, SLICE, Function, by_rows, double, graph_of, looks_asked
+from .lines import double
+from .operations import ON_CPU, SLICE, Function, by_rows, graph_of, looks_asked
 
 TRANSPOSED: Any = F.conv_transpose2d
 

@@ -24,13 +24,10 @@ import gradlib
 from gradlib.jacobian.fast.chains import find, forms, recalled
 from gradlib.random_state import seed_all
 
+from .lines import double
+
 # As it is, without what holds it against a fresh one in each of these tests.
 chain_of = recalled.chain_of
-
-
-def double(*shape: int) -> Tensor:
-    """Return random numbers."""
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 SCALE = 0.7

@@ -6,11 +6,12 @@ import sys
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 import gradlib
+
+from .lines import double
 
 # Each case runs in a process of its own, forked from one that has imported torch, and
 # what gradlib and a comparison import beside it.
@@ -167,7 +168,3 @@ def test_a_layer_by_its_number(kind: type[nn.Sequential]) -> None:
 
     truth = gradlib.per_sample_jacobian(fn, x, mode="loop")
     assert_close(gradlib.per_sample_jacobian(fn, x), truth)
-
-
-def double(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)

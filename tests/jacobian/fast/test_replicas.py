@@ -17,6 +17,8 @@ from gradlib.jacobian.arguments import Call, is_open
 from gradlib.jacobian.fast import replicas
 from gradlib.jacobian.fast.replicas import Replicas, find_replicas
 
+from .lines import by_loop
+
 are_close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
 
 
@@ -40,11 +42,6 @@ def find(model: Any, *inputs: Any, **asked: Any) -> Replicas | None:
     return find_replicas(call) if is_open(call) else None
 
 
-def true(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    jacobian: Tensor = gradlib.per_sample_jacobian(model, x, mode="loop")
-    return jacobian
-
-
 def jacobian(model: nn.Module, x: Tensor) -> Tensor:
     found = find(model, x)
     assert found is not None
@@ -61,9 +58,9 @@ ACTIVATIONS = F.relu, F.gelu, nn.ReLU(), nn.GELU(), nn.GELU("tanh"), "gelu"
 def test_every_layer(norm_first: bool, bias: bool, activation: Any) -> None:
     model = layer(norm_first=norm_first, bias=bias, activation=activation)
     x = tokens()
-    are_close(jacobian(model, x), true(model, x))
+    are_close(jacobian(model, x), by_loop(model, x))
     deep = encoder(norm_first=norm_first, bias=bias, activation=activation)
-    are_close(jacobian(deep, x), true(deep, x))
+    are_close(jacobian(deep, x), by_loop(deep, x))
 
 
 @pytest.mark.parametrize("norm", [None, nn.LayerNorm(8), nn.LayerNorm([4, 8], 0.1)])
@@ -74,14 +71,14 @@ def test_every_encoder(norm: nn.Module | None, batch: int, count: int) -> None:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) / 4)
     x = tokens(batch, count)
-    are_close(jacobian(model, x), true(model, x))
+    are_close(jacobian(model, x), by_loop(model, x))
 
 
 def test_norms_of_their_own() -> None:
     model, x = layer(), tokens()
     model.norm1 = nn.LayerNorm(8, eps=0.3, elementwise_affine=False).double()
     model.norm2 = nn.LayerNorm([4, 8], eps=0.2, bias=False).double()
-    are_close(jacobian(model, x), true(model, x))
+    are_close(jacobian(model, x), by_loop(model, x))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 8])
@@ -89,7 +86,7 @@ def test_every_number_of_heads_in_single_precision(heads: int) -> None:
     model, x = layer(heads=heads).float(), tokens().float()
     found = jacobian(model, x)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found, true(model.double(), x.double()).float())
+    torch.testing.assert_close(found, by_loop(model.double(), x.double()).float())
 
 
 def linear(ins: int, outs: int) -> nn.Linear:
@@ -119,7 +116,7 @@ WITH_OTHERS: dict[str, Callable[[], nn.Sequential]] = {
 @pytest.mark.parametrize("name", WITH_OTHERS)
 def test_other_layers_around(name: str) -> None:
     model, x = WITH_OTHERS[name](), tokens()
-    found, want = jacobian(model, x), true(model, x)
+    found, want = jacobian(model, x), by_loop(model, x)
     are_close(found, want)
     assert found.shape == want.shape
     plan = gradlib.plan_jacobian(model, x)
@@ -127,7 +124,7 @@ def test_other_layers_around(name: str) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) / 4)
-    are_close(gradlib.per_sample_jacobian(model, x), true(model, x))
+    are_close(gradlib.per_sample_jacobian(model, x), by_loop(model, x))
 
 
 OTHERS_REFUSED: dict[str, Callable[[], nn.Module]] = {
@@ -190,9 +187,9 @@ def test_weights_are_read_at_every_call() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    are_close(jacobian(model, x), true(model, x))
+    are_close(jacobian(model, x), by_loop(model, x))
     model.layers[1].norm_first = True
-    are_close(jacobian(model, x), true(model, x))
+    are_close(jacobian(model, x), by_loop(model, x))
 
 
 def test_nothing_is_left_behind() -> None:
@@ -219,13 +216,13 @@ def test_inputs_as_they_come() -> None:
         made = x.clone()
     assert torch.equal(jacobian(model, made), want)
     alike = x[:1].expand(3, -1, -1)
-    are_close(jacobian(model, alike), true(model, alike))
+    are_close(jacobian(model, alike), by_loop(model, alike))
 
 
 def test_nan_stays_in_its_sample() -> None:
     model, x = encoder(), tokens()
     x[1, 2, 3] = torch.nan
-    found, want = jacobian(model, x), true(model, x)
+    found, want = jacobian(model, x), by_loop(model, x)
     assert found[1].isnan().any()
     assert torch.equal(found.isnan(), want.isnan())
 
@@ -233,7 +230,7 @@ def test_nan_stays_in_its_sample() -> None:
 def test_dropout_that_does_nothing() -> None:
     x = tokens()
     for model in (encoder().train(), encoder(dropout=0.5).eval()):
-        are_close(jacobian(model, x), true(model, x))
+        are_close(jacobian(model, x), by_loop(model, x))
 
 
 def hooked(path: str, model: Any = None) -> Any:
@@ -460,5 +457,5 @@ def test_one_row_of_what_was_made_in_inference_mode() -> None:
     model = nn.Sequential(layer(), nn.Flatten(), nn.Linear(32, 1).double()).eval()
     with torch.inference_mode():
         x = tokens()
-    are_close(gradlib.per_sample_jacobian(model, x), true(model, x.clone()))
+    are_close(gradlib.per_sample_jacobian(model, x), by_loop(model, x.clone()))
     assert not x.requires_grad

@@ -22,6 +22,8 @@ from gradlib.jacobian.fast.chains.find import find_plain
 from gradlib.jacobian.fast.chains.layers import POINTWISE
 from gradlib.jacobian.fast.chains.small import SmallNet
 
+from .lines import by_loop
+
 are_close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
 
 
@@ -35,12 +37,6 @@ def net(*widths: int, kind: Callable[[], nn.Module] = nn.Tanh) -> Any:
 def batch(samples: int, width: int) -> Tensor:
     """Return some samples."""
     return torch.randn(samples, width, dtype=torch.float64)
-
-
-def true(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return the Jacobian, row by row."""
-    jacobian: Tensor = gradlib.per_sample_jacobian(model, x, mode="loop")
-    return jacobian
 
 
 def small_net(fn: Any, inputs: tuple[Any, ...]) -> SmallNet | None:
@@ -61,7 +57,7 @@ def jacobian(model: nn.Module, x: Tensor) -> Tensor:
 def test_every_activation(kind: type[nn.Module], widths: tuple[int, ...]) -> None:
     model, x = net(*widths, kind=kind), batch(7, widths[0])
     found = jacobian(model, x)
-    are_close(found, true(model, x))
+    are_close(found, by_loop(model, x))
     assert not found.requires_grad
     assert torch.is_grad_enabled()
 
@@ -72,12 +68,12 @@ def test_biases_or_none(has_bias: tuple[bool, ...]) -> None:
     for layer, has in zip(model[::2], has_bias, strict=True):
         if not has:
             layer.bias = None
-    are_close(jacobian(model, x), true(model, x))
+    are_close(jacobian(model, x), by_loop(model, x))
 
 
 def test_layers_that_write_in_place() -> None:
     model, x = net(3, 5, 4, 2, kind=lambda: nn.ReLU(inplace=True)), batch(7, 3)
-    are_close(jacobian(model, x), true(model, x))
+    are_close(jacobian(model, x), by_loop(model, x))
 
 
 def test_weights_are_those_of_the_call() -> None:
@@ -87,7 +83,7 @@ def test_weights_are_those_of_the_call() -> None:
         model[0].weight.mul_(2)
     model[2].weight = nn.Parameter(torch.ones(2, 5, dtype=torch.float64))
     model[1] = nn.Sigmoid()
-    are_close(jacobian(model, x), true(model, x))
+    are_close(jacobian(model, x), by_loop(model, x))
 
 
 @pytest.mark.parametrize("widths", [(3, 20, 2), (3, 5, 4, 1), (20, 2, 20)])
@@ -278,7 +274,7 @@ def test_where_it_matters_who_multiplies(
     assert found is not None
     assert found.net.form.follow
     made = found.jacobian()
-    are_close(made.double(), true(model.double(), x.double()), rtol=1e-4, atol=1e-6)
+    are_close(made.double(), by_loop(model.double(), x.double()), rtol=1e-4, atol=1e-6)
     assert bool(calls) is (is_faster and matmul.onednn_is_enabled() and x.is_cpu)
 
 
@@ -341,14 +337,14 @@ def test_small_nets_in_code(monkeypatch: pytest.MonkeyPatch) -> None:
     large = net(64, 256, 256, 10)
     inputs = [*[x] * 6, batch(7, 4).view(7, 2, 2), batch(1024, 64)]
     for fn in (named, named.forward, lambda x: model(x)):
-        are_close(gradlib.per_sample_jacobian(fn, x), true(fn, x))
+        are_close(gradlib.per_sample_jacobian(fn, x), by_loop(fn, x))
     made = gradlib.per_sample_jacobian(model, x)
     monkeypatch.setattr(small, "by_rows", lambda *_: made + 1)
     for fn in (named, named.forward, lambda x: model(x)):
         are_close(gradlib.per_sample_jacobian(fn, x, check=False), made + 1)
     for fn, given in zip((*others, lambda x: large(x)), inputs, strict=True):
         found = gradlib.per_sample_jacobian(fn, given, check=False)
-        are_close(found, true(fn, given))
+        are_close(found, by_loop(fn, given))
 
 
 def test_known_layers_made_in_inference_mode_have_a_plan() -> None:
@@ -362,7 +358,7 @@ def test_known_layers_made_in_inference_mode_have_a_plan() -> None:
         (lambda x: model(x).sin(), lambda x: usual(x).sin()),
     ):
         found = gradlib.per_sample_jacobian(fn, x)
-        are_close(found, true(same, x))
+        are_close(found, by_loop(same, x))
         plan = gradlib.plan_jacobian(fn, x)
         assert (plan.mode, plan.shapes) == ("chain", (found.shape,))
         assert plan.result_bytes == found.nbytes

@@ -24,6 +24,7 @@ from gradlib.jacobian.fast.stacked.rules import RULES
 from gradlib.jacobian.graph import Graph, run
 from gradlib.random_state import seed_all
 
+from .lines import double
 from .operations import (
     ALONE,
     FUSES_RMS_NORM,
@@ -36,7 +37,6 @@ from .operations import (
     V,
     W,
     by_rows,
-    double,
     graph_of,
     half_of_it,
     looks_asked,

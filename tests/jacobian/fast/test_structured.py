@@ -20,6 +20,7 @@ from gradlib.jacobian.fast.structure.rules import RULES
 from gradlib.jacobian.graph import Graph, run
 from gradlib.random_state import seed_all
 
+from .lines import double
 from .operations import (
     ALONE,
     ON_CPU,
@@ -30,7 +31,6 @@ from .operations import (
     Own,
     W,
     by_rows,
-    double,
     graph_of,
     half_of_it,
     looks_asked,
