@@ -34,7 +34,7 @@ class Residual(nn.Module):
 
 
 class Thrice(nn.Module):
-    """One module, three calls."""
+    """Calls one module three times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def loss_of(output: Tensor) -> Tensor:
 
 
 def hooks_of(model: nn.Module) -> list[object]:
-    """Return every hook left on a model and its parameters, or noted there."""
+    """Return every hook that a model, its modules and its parameters hold."""
     left: list[object] = []
     for module in model.modules():
         for kind in HOOKS:

@@ -1,4 +1,4 @@
-"""Models that go backward inside of their forwards, and what is recorded of them."""
+"""Models whose forward runs a backward pass, and what is recorded of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ def slope_of(energy: Tensor, x: Tensor) -> Tensor:
 
 
 class Own(nn.Module):
-    """A force field that has its parameters itself."""
+    """A force field with parameters of its own, and no module inside."""
 
     def __init__(self, wakes: bool = True) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Own(nn.Module):
 
 
 class Inner(nn.Module):
-    """One whose parameters are those of modules inside."""
+    """A force field whose parameters are those of the modules inside, and a scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Inner(nn.Module):
 
 
 class Apart(nn.Module):
-    """One whose pass meets nothing that comes from outside, nor a module inside."""
+    """A force field whose pass reaches no tensor from outside and no module inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Apart(nn.Module):
 
 
 class Around(nn.Module):
-    """Calls such a one between others, with parameters of its own."""
+    """Calls an `Apart` between other modules, with parameters of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Around(nn.Module):
 
 
 class Again(Inner):
-    """One that uses them again, with what came of the pass."""
+    """A force field that uses its parameters again, with the result of the pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         forces = super().forward(x)
@@ -75,7 +75,7 @@ class Again(Inner):
 
 
 class Twice(Inner):
-    """One that goes backward twice, through the same module."""
+    """A force field that runs two backward passes through the same module."""
 
     def forward(self, x: Tensor) -> Tensor:
         first = super().forward(x)
@@ -83,7 +83,7 @@ class Twice(Inner):
 
 
 class Outputs(nn.Module):
-    """One that returns what the pass went through, too."""
+    """A model that also returns a tensor that the pass went through."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Outputs(nn.Module):
 
 
 class Learner(nn.Module):
-    """One that takes steps of its own before it answers."""
+    """A model that trains copies of its weights for two steps before it answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Learner(nn.Module):
 
 
 class Remembers(Inner):
-    """One that keeps what it gave, with its graph, for the next time."""
+    """A force field that keeps its output, with the graph, for the next forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def recorded(name: str, steps: int = 2, device: str = "cpu") -> gradlib.Recordin
 
 
 def gradients(recording: gradlib.Recording) -> dict[str, Any]:
-    """Return all that was recorded of passes, by name."""
+    """Return each recorded gradient, by call, pass and field."""
     found: dict[str, Any] = {}
     for call in recording:
         for number, it in enumerate(call.passes):

@@ -1,7 +1,7 @@
-"""One of two processes that train a model, each with data of its own.
+"""A program for one of two processes that train a model, each on data of its own.
 
-What it records is compared with what an unsharded copy records for the same data, and
-that with autograd. Call it with its rank and a file that both know.
+What it records is compared with the recording of an unsharded copy for the same data,
+and that recording with autograd. Its arguments are its rank and a file that both share.
 """
 
 import copy
@@ -23,7 +23,7 @@ import gradlib
 
 
 class Net(nn.Module):
-    """Has parameters of its own, and a child that is sharded alone."""
+    """Parameters of its own, and a child that is sharded separately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ OWN = ("param_grads", "param_grads_total")
 
 
 def train(model: nn.Module, inputs: list[Tensor]) -> gradlib.Recording:
-    """Run two steps of one forward each, and one of two."""
+    """Run two steps with one forward each, and one step with two forwards."""
     with gradlib.record(model) as recording:
         for x in inputs[:2]:
             model(x).square().sum().backward()
@@ -78,7 +78,7 @@ def name_inside(name: str) -> str:
 
 
 def check(shard: partial[nn.Module], rank: int) -> None:
-    """Compare one way of sharding with none."""
+    """Compare a sharded model with an unsharded copy."""
     torch.manual_seed(0)
     plain = Net()
     model = shard(copy.deepcopy(plain))
@@ -91,7 +91,9 @@ def check(shard: partial[nn.Module], rank: int) -> None:
     expected = train(plain, inputs)
     assert_close(grads, [x.grad for x in inputs])
 
-    calls = {(name_inside(it.name), it.index): it for it in found}  # the innermost
+    calls = {
+        (name_inside(it.name), it.index): it for it in found
+    }  # the innermost module
     assert len(calls) == len(expected) == 12
     for wanted in expected:
         call = calls[wanted.name, wanted.index]
@@ -99,7 +101,7 @@ def check(shard: partial[nn.Module], rank: int) -> None:
         assert call.note == wanted.note
         for field in FIELDS:
             assert_close(getattr(call, field), getattr(wanted, field))
-        # The older one gives a module other tensors as parameters in each forward.
+        # The older FSDP replaces a module's parameters in each forward.
         several = shard.func is older and wanted.index > 1
         for field in OWN[: 1 if several else 2]:
             assert_close(getattr(call, field), getattr(wanted, field))
@@ -115,7 +117,7 @@ def check(shard: partial[nn.Module], rank: int) -> None:
 
 
 def check_whole(rank: int) -> None:
-    """Compare a model that each process has whole, as in DistributedDataParallel."""
+    """Compare a model that each process holds whole, as in DistributedDataParallel."""
     torch.manual_seed(0)
     plain = Net()
     parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
@@ -136,9 +138,9 @@ def check_whole(rank: int) -> None:
 
 
 def check_parts(rank: int) -> None:
-    """See that what is said of DTensors is of this process's part, and asks no other.
+    """Check that numbers about DTensors are those of this process's part.
 
-    The processes ask one after the other: a question to both would never end.
+    The processes ask one after the other, so communication would hang.
     """
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(0)
@@ -161,7 +163,7 @@ def check_parts(rank: int) -> None:
 def main(rank: int, store: str) -> None:
     """Check every way of sharding, and of not sharding."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # torch's own: one of the two is the older one
+    warnings.simplefilter("ignore")  # from torch: one of the two FSDPs is the older one
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{store}",
@@ -182,4 +184,4 @@ def main(rank: int, store: str) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), sys.argv[2])
-    os._exit(0)  # torch's threads, torn down, abort one process in a hundred
+    os._exit(0)  # tearing down torch's threads aborts one process in a hundred

@@ -260,7 +260,7 @@ def test_an_output_that_the_call_itself_uses() -> None:
 
 
 class Attrs:
-    """Keeps what it is given in slots, deep inside."""
+    """An object that keeps a value in slots, nested in others."""
 
     __slots__ = ("empty", "first", "itself", "others")
 
@@ -269,14 +269,14 @@ class Attrs:
 
 
 class Own(dict[str, Any]):
-    """Has code of its own, which nobody but the model is to run."""
+    """A dict whose own code only the model may run."""
 
     def values(self) -> Any:
         raise AssertionError
 
 
 class Normals(nn.Module):
-    """Returns a distribution, or what holds one, or keeps it."""
+    """Returns a distribution, returns an object that holds one, or keeps one."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ class Normals(nn.Module):
 
 @pytest.mark.parametrize("kind", ["returned", "nested", "slots", "namespace", "kept"])
 def test_what_comes_through_an_object_that_is_not_opened(kind: str) -> None:
-    """As where a policy returns a distribution, and the loss asks it."""
+    """A policy, for example, returns a distribution, which the loss uses."""
     model = Normals(kind)
     x = torch.randn(2, 3, requires_grad=True)
     with gradlib.record(model) as recording:
@@ -328,7 +328,7 @@ def test_what_comes_through_an_object_that_is_not_opened(kind: str) -> None:
 
 @pytest.mark.parametrize("returns", [False, True])
 def test_what_a_model_writes_into_an_object_that_it_is_given(returns: bool) -> None:
-    """As a model of graphs does, with the data that it gets."""
+    """A graph network, for example, writes into the data that it gets."""
 
     class Writes(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Casts of leaves: of autocast's each use counts, of the model's own all at once."""
+"""Casts of leaves: autocast's cast counts per use, the model's own cast as a whole."""
 
 import copy
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Times(nn.Module):
 
 
 class Hands(nn.Module):
-    """Gives the cast of its own weight to a child."""
+    """Passes the cast of its own weight to a child."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Hands(nn.Module):
 
 
 class Leaves(Hands):
-    """Leaves it in an attribute, from where the next call takes it."""
+    """Keeps the cast of its weight in an attribute, for the next call to use."""
 
     last: Tensor | None = None
 
@@ -49,7 +49,7 @@ class Leaves(Hands):
 
 
 class Returns(Hands):
-    """Returns it beside the result."""
+    """Returns the cast of its weight beside the result."""
 
     def forward(self, x: Tensor) -> Any:
         w = self.w.double()
@@ -57,7 +57,7 @@ class Returns(Hands):
 
 
 class Beside(Hands):
-    """Uses the weight itself too."""
+    """Uses both its weight and the cast."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.times(x, self.w.double()) + self.w
@@ -69,7 +69,7 @@ class Checkpointed(Hands):
 
 
 class Half(nn.Module):
-    """Casts to what autocast would."""
+    """Casts its weight to the dtype that autocast would use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_what_flows_through_a_cast_counts_once(model: Callable[[], nn.Module]) -
     assert_close(sum(call.grad_input[0] for call in of_root), y.grad)
     for name, parameter in alone.named_parameters(recurse=False):
         shares = [call.param_grads[name] for call in of_root]
-        # The second call of `Leaves` only takes what the first has made.
+        # The second call of `Leaves` only uses the cast that the first call made.
         assert_close(sum(it for it in shares if it is not None), parameter.grad)
     if model is not Leaves:
         assert recording.verify().disagreements == ()
@@ -127,7 +127,7 @@ def test_a_cast_of_the_models_own_under_autocast() -> None:
 
 
 def test_a_weight_that_one_call_uses_twice_under_autocast() -> None:
-    """Autograd sums up in bfloat16 what comes to its cast, and we in float32."""
+    """Autograd sums gradients of its cast in bfloat16, the recorder in float32."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -154,7 +154,7 @@ def test_a_weight_that_one_call_uses_twice_under_autocast() -> None:
 
 
 class Scaled(nn.Module):
-    """Has a hook on the cast of its weight, or on the node of that."""
+    """Sets a hook on the cast of its weight, or on the cast's node."""
 
     def __init__(self, cast: Callable[[Tensor], Tensor], on_node: bool) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def test_a_hook_on_the_cast_of_an_input(around: bool) -> None:
 
 
 def test_what_a_cast_of_the_models_own_sums_up_to() -> None:
-    """As autograd does it, in the narrow dtype."""
+    """The share is summed in the narrow dtype, as autograd does."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -226,7 +226,7 @@ def test_what_a_cast_of_the_models_own_sums_up_to() -> None:
 
 
 def test_a_hook_on_a_cast_under_autocast_is_noted(tmp_path: Path) -> None:
-    """There autocast may keep the cast for later calls, and each use counts alone."""
+    """Autocast may keep that cast for later calls, and each use counts alone."""
     model = nn.Sequential(Scaled(Tensor.bfloat16, on_node=False), nn.Linear(2, 1))
     x = torch.full((3, 2), 2.0)
     device = x.device.type
@@ -249,7 +249,7 @@ def test_a_real_weight_that_is_cast_to_a_complex_one() -> None:
             return (x.to(torch.cfloat) * self.w.to(torch.cfloat) * 1j).abs()
 
     x = torch.randn(2, 3)
-    # Warnings are errors in these tests, and torch warns where it drops a part.
+    # torch warns where it drops an imaginary part, and warnings are errors here.
     with gradlib.record(model := Filter()) as recording:
         model(x).sum().backward()
     assert_close(recording[""].param_grads["w"], model.w.grad)
@@ -261,7 +261,7 @@ def test_autocasts_own_casts_are_shared_by_use() -> None:
     x = torch.ones(1, 2)
     device = x.device.type
     with torch.autocast(device, torch.bfloat16), gradlib.record(model) as recording:
-        (model(x) + model(x + 1)).sum().backward()  # one cast for both forwards
+        (model(x) + model(x + 1)).sum().backward()  # both forwards use one cast
     shares = [call.param_grads["weight"] for call in recording if call.param_grads]
     assert len(shares) == 4
     assert_close(sum(shares), layer.weight.grad, rtol=0.01, atol=0)
@@ -269,7 +269,7 @@ def test_autocasts_own_casts_are_shared_by_use() -> None:
 
 
 def test_a_leaf_whose_cast_inside_has_two_uses_is_verified() -> None:
-    """Autograd sums up in the dtype of the cast, and a replay in that of the leaf."""
+    """Autograd sums in the dtype of the cast, and a replay in the dtype of the leaf."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Models that change in the block: modules that are added, replaced or renamed."""
+"""Models that change while recorded: modules are added, replaced or renamed."""
 
 import copy
 import gc
@@ -72,7 +72,7 @@ def test_a_module_inserted_in_the_block(options: Any) -> None:
     x = torch.randn(2, 3)
     with gradlib.record(model, **options) as recording:
         run(model, x)
-        model.insert(0, nn.Linear(3, 3))  # which fires no registration hook
+        model.insert(0, nn.Linear(3, 3))  # a way that fires no registration hook
         run(model, x)
         run(model, x)
     names = [call.name for call in recording]
@@ -95,7 +95,7 @@ def test_a_module_replaced_in_the_block() -> None:
 
 
 class Adapted(nn.Module):
-    """A layer, and a correction that is learned instead."""
+    """A frozen layer, and a correction that is trained instead."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_a_module_wrapped_after_its_first_call() -> None:
         run(model, x)
     names = [call.name for call in recording.forwards[2]]
     assert names == ["", "0 (new)", "0", "0.up", "1"]
-    assert len(recording.calls("0")) == 3  # each call has a name and index of its own
+    assert len(recording.calls("0")) == 3  # no two calls share a name and index
     assert recording["0.base", 2].output is recording["0", 2].output
     assert len({(call.name, call.index) for call in recording}) == len(recording)
     assert recording.verify().ok
@@ -169,7 +169,7 @@ def doubled(_module: object, _args: object, output: Tensor) -> Tensor:
 
 
 class HooksItsLast(nn.Module):
-    """Its first forward sets a hook on a module that it calls then."""
+    """Its first forward sets a hook on a module, and then calls the module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ def test_hooks_that_somebody_clears_in_the_block() -> None:
 
 
 def replaced_with_its_hooks(module: nn.Module, **options: Any) -> nn.Module:
-    """Return another in place of a module, with its hooks set anew."""
+    """Return a replacement for a module, with the module's hooks registered on it."""
     other = copy.deepcopy(module)
     for hook in module._forward_pre_hooks.values():
         other.register_forward_pre_hook(hook, **options)
@@ -232,7 +232,7 @@ def test_a_module_replaced_by_one_with_its_hooks(
         other = replaced_with_its_hooks(model[0], with_kwargs=with_kwargs)
         if is_told:
             model[0] = other
-        else:  # as torch.ao.quantization does it
+        else:  # as torch.ao.quantization does
             model._modules["0"] = other
         output = run(model, x)
     assert [call.name for call in recording] == 2 * ["", "0", "1"]
@@ -468,7 +468,7 @@ def test_weights_that_are_put_in_for_a_call_are_let_go_of() -> None:
 def test_weights_that_are_put_in_where_others_were() -> None:
     model, x = nn.Linear(3, 3), torch.randn(2, 3)
     with gradlib.record(model, keep="param_grads") as recording:
-        for _ in range(20):  # whose memory Python uses again
+        for _ in range(20):  # Python reuses the memory of a module that is gone
             weight = nn.Parameter(torch.randn(3, 3))
             torch.func.functional_call(model, {"weight": weight}, (x,)).sum().backward()
             del weight
@@ -509,7 +509,7 @@ def test_a_module_built_at_each_forward_outlives_a_look_back() -> None:
 
 def test_an_input_that_the_call_makes_require_grad() -> None:
     class Forces(nn.Module):
-        """Energies, and what pulls at each atom."""
+        """Returns energies, and the force on each atom."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -526,7 +526,7 @@ def test_an_input_that_the_call_makes_require_grad() -> None:
         energy, forces = model(x)
         forces.retain_grad()
         (energy.sum() + forces.pow(2).sum()).backward()
-    # The one inside did not come through what it returned.
+    # The pass inside brought no gradient through an output, so one pass is left.
     (only,) = recording[""].passes
     assert only.backward == 1
     assert_close(only.grad_output, (torch.ones(5, 1), forces.grad))

@@ -1,4 +1,4 @@
-"""Checkpoints, which compute calls again."""
+"""Checkpoints, which recompute calls in the backward pass."""
 
 import copy
 import threading
@@ -20,7 +20,7 @@ from .truth import grad_of, grads_of, loss_of, run, twins
 
 
 class Block(nn.Module):
-    """What checkpoints recompute."""
+    """The module that checkpoints recompute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 def assert_shares(found: gradlib.Recording, expected: gradlib.Recording) -> None:
-    """Hold every gradient of every pass of two recordings against each other."""
+    """Compare every gradient of every pass of two recordings."""
     assert [call.name for call in found] == [call.name for call in expected]
     fields = ("grad_input", "grad_output", "param_grads", "param_grads_total")
     for ours, theirs in zip(found, expected, strict=True):
@@ -363,7 +363,7 @@ def test_the_call_says_so_that_a_checkpoint_computed_again(
 
 
 class Slope(nn.Module):
-    """Goes backward through its child in its forward, as a force field does."""
+    """Runs a backward pass through its child in its forward, as a force field does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -377,7 +377,7 @@ class Slope(nn.Module):
 
 
 def slopes(reentrant: bool) -> tuple[gradlib.Recording, gradlib.Recording, Tensor]:
-    """Return the recordings with a checkpoint and without, and the first's output."""
+    """Return recordings with and without a checkpoint, and the output with it."""
     model, plain = twins(Slope())
     x = torch.randn(2, 3, requires_grad=True)
     with gradlib.record(plain) as expected:
@@ -437,7 +437,7 @@ def test_the_last_of_calls_with_the_same_inputs_is_computed_again(
 
 
 class Attends(nn.Module):
-    """Attention of a tensor to itself, maybe behind a checkpoint."""
+    """Self-attention, with or without a checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -505,7 +505,7 @@ def test_what_a_checkpoint_computes_again_is_no_new_call(keep: Any) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_of_several_threads_are_told_apart(reentrant: bool) -> None:
-    """Each thread counts the nodes that it makes from the same number on."""
+    """Each thread numbers the nodes of its graphs from the same start."""
     model = nn.Linear(3, 3)
     xs = [torch.full((2, 3), it, requires_grad=True) for it in (1.0, 2.0, 3.0)]
     outputs: list[Tensor] = []
@@ -529,7 +529,7 @@ def test_checkpoints_of_several_threads_are_told_apart(reentrant: bool) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_is_computed_again_with_another_result(reentrant: bool) -> None:
-    """The call keeps what it returned; its gradients are those of the other."""
+    """The call keeps its first output, and has the gradients of the recomputed one."""
     model, x = nn.Dropout(), torch.ones(4, 5, requires_grad=True)
     with gradlib.record(model) as recording:
         y: Any = checkpoint(model, x, use_reentrant=reentrant, preserve_rng_state=False)

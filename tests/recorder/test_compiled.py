@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import gradlib
 
-# torch says this where it goes on after a break in the graph.
+# torch warns so where it resumes after a graph break.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
@@ -75,7 +75,7 @@ def test_compiled_before_the_block(backend: str, runs_before: int) -> None:
     for _ in range(runs_before):
         compiled(x)
     assert_same(recorded(model, x, compiled), recorded(twin, x))
-    # The compiled module itself, whose names begin with _orig_mod.
+    # Recorded on the compiled module itself, names begin with _orig_mod.
     found = recorded(compiled, x)
     assert found["first"].name == "_orig_mod.first"
     assert_close(found["scale"].grad_kwargs, recorded(twin, x)["scale"].grad_kwargs)
@@ -111,7 +111,7 @@ def test_what_was_compiled_in_the_block_has_no_hook_after_it() -> None:
     recording = recorded(model, x)
     with gradlib.record(model):
         torch.compile(model, backend="aot_eager")(x)
-    compiled(x)  # a hook left in it would break the graph
+    compiled(x)  # a hook left in the model would break the graph
     assert len(recording) == 5
 
 

@@ -1,4 +1,4 @@
-"""A recording costs no more the longer it runs, and what is dropped is gone."""
+"""A step costs the same however long a recording runs; a dropped one is freed."""
 
 import copy
 import gc
@@ -111,7 +111,7 @@ def test_a_dropped_recording_is_gone_at_once(
 ) -> None:
     net = Net()
     gc.collect()
-    gc.disable()  # large tensors must not wait for the collector
+    gc.disable()  # large tensors must be freed without the garbage collector
     try:
         with gradlib.record(net) as recording, around():
             for _ in range(2):

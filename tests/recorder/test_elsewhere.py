@@ -1,4 +1,4 @@
-"""Tensors that a call puts where nobody looks: a global list, an object, a class."""
+"""Tensors that a call stores outside its outputs: in a global list, object or class."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,13 +19,13 @@ PUT: list[Tensor] = []
 
 
 class Box:
-    """An object of no class that is opened."""
+    """An object of a class whose attributes the recorder does not open."""
 
     content: Any = None
 
 
 class Leaves(nn.Module):
-    """A layer that puts a penalty somewhere before it computes."""
+    """A layer that stores a penalty somewhere before it computes its output."""
 
     def __init__(self, where: str, *, last: bool = False) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Leaves(nn.Module):
 
 
 def shares(layer: Leaves, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what flows back to x and to w through the layer, in a pass of its own."""
+    """Return the gradients of x and w through the layer alone."""
     y = layer(x)
     grads = torch.autograd.grad(y.sum() + layer.take(), [x, layer.w])
     return grads[0], grads[1]
@@ -78,7 +78,7 @@ def test_what_is_put_elsewhere_counts_in_the_share(
     expected = shares(layer, x)
     with gradlib.record(model, reduce=reduce) as recording:
         y = model(x)
-        # x and w are used outside of the call too, so their totals are others.
+        # x and w are used outside of the call too, so their totals differ.
         loss = y.sum() + layer.take() + (x * layer.w).sum()
         loss.backward()
     for name in ("", "0"):

@@ -1,4 +1,4 @@
-"""Forwards that raise, or are interrupted, are noted, and the others stay right."""
+"""Forwards that raise or are interrupted get a note, and the others stay right."""
 
 import contextlib
 
@@ -48,7 +48,7 @@ def test_nothing_is_left_when_the_block_raises() -> None:
     output = net(x)
     assert not recorded.__exit__(KeyError, KeyError(), None)
     assert hooks_of(net) == []
-    output.sum().backward()  # outside the block: nobody listens
+    output.sum().backward()  # outside the block, where nothing is recorded
     assert recording["fc3"].passes == ()
 
 

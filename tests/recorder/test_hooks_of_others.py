@@ -1,4 +1,4 @@
-"""Hooks of others, some of which change what flows."""
+"""Hooks that the user set, some of which change gradients."""
 
 import copy
 from typing import Any
@@ -24,7 +24,7 @@ def test_a_pre_hook_that_changes_the_arguments() -> None:
     with gradlib.record(model) as recording:
         run(model, x)
     call = recording["first"]
-    # What the caller gave, and what came back to the caller.
+    # What the caller passed, and the gradient that came back to the caller.
     assert_close(call.args, (x.detach(),))
     assert_close(call.grad_input, (x.grad,))
     (grad,) = call.grad_output
@@ -70,7 +70,7 @@ def test_full_backward_hooks_that_change_gradients() -> None:
     assert_same_bits(x.grad, expected)
     call = recording["2"]
     assert_close(call.grad_input, (hidden.grad,))
-    # What entered the module is what its parameters got.
+    # The parameters got what belongs to the grad_output that entered the module.
     assert_close(call.grad_output[0].sum(0), model[2].bias.grad)
     assert_close(call.param_grads["bias"], model[2].bias.grad)
     assert_close(recording["1"].grad_output, (hidden.grad,))
@@ -102,7 +102,7 @@ def test_a_tensor_hook_on_a_hidden_tensor(when: str) -> None:
             model.hidden.register_hook(lambda grad: grad * 10)
         model.hidden.retain_grad()
         loss_of(output).backward()
-    # The share of b is what b gave; what enters a is what the hook made of it.
+    # The share of b is taken before the hook, and what enters a after the hook.
     assert_close(recording["b"].grad_input[0] * 10, model.hidden.grad)
     assert_close(recording["b"].grad_input_total, (model.hidden.grad,))
     assert_close(recording["a"].grad_output, (model.hidden.grad,))
@@ -195,14 +195,14 @@ def test_a_node_hook_that_changes_what_enters_the_node() -> None:
     x = torch.randn(2, 3, requires_grad=True)
     with gradlib.record(model) as recording:
         output = model(x)
-        output.retain_grad()  # what torch calls its gradient: before the node's hooks
+        output.retain_grad()  # .grad is taken before the node's hooks
         output.grad_fn.register_prehook(lambda grads: (grads[0] * 4,))
         loss_of(output).backward()
     call = recording[""]
     assert_close(call.grad_output, (output.grad,))
     assert_close(call.grad_input, (x.grad,))
     assert_close(call.param_grads["weight"], model.weight.grad)
-    assert not recording.verify().ok  # the hook's factor is not the module's
+    assert not recording.verify().ok  # the factor of the hook is not part of the module
 
 
 @pytest.mark.filterwarnings("ignore:Using a non-full backward hook")

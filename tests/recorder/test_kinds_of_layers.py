@@ -1,4 +1,4 @@
-"""Layers that recorders get wrong, each against gradients without a recorder."""
+"""Layers that recorders get wrong, compared with gradients without a recorder."""
 
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +96,7 @@ def test_attention(need_weights: bool, kind: str, train: bool) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_recurrent_layers(kind: Callable[..., nn.Module], packed: bool) -> None:
     model, plain = twins(kind(3, 4, num_layers=2, batch_first=True))
-    for copied in (model, plain):  # else cuDNN warns of how the copies lie
+    for copied in (model, plain):  # else cuDNN warns of the memory layout of the copies
         assert isinstance(copied, nn.RNNBase)
         copied.flatten_parameters()
     x = torch.randn(2, 5, 3, requires_grad=True)

@@ -36,7 +36,7 @@ def test_weight_norm_and_spectral_norm_of_old() -> None:
 
 
 def twins_of(make: Callable[[], nn.Module]) -> tuple[Any, Any]:
-    """Return two models that are alike, where they cannot be copied."""
+    """Return two equal models, made twice where a model cannot be copied."""
     made = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -159,7 +159,7 @@ def test_scripted_and_traced_modules() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_frozen_scripted_modules() -> None:
-    """They do not even know whether they are in training."""
+    """Frozen scripted modules have no attribute `training`."""
     scripted: Any = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh()).eval())
     model = nn.Sequential(torch.jit.freeze(scripted), nn.Linear(3, 2))
     x = torch.randn(2, 3, requires_grad=True)
@@ -215,7 +215,7 @@ def test_a_model_that_is_recorded_is_not_scripted_but_its_copy_is() -> None:
             torch.jit.script(model)
         scripted: Any = torch.jit.script(copy.deepcopy(model))
         assert torch.equal(scripted(x), expected)
-        # As a hook that nobody can name has none, for who prints its name.
+        # Code that prints a hook's name finds none, as for a hook without a name.
         (hook,) = model[0]._forward_hooks.values()
         assert getattr(hook, "__name__", "unnamed") == "unnamed"
     assert torch.equal(cast(Any, torch.jit.script(model))(x), expected)
@@ -293,7 +293,7 @@ def test_a_forward_whose_tensors_have_no_values_is_one(
                 model(x)
         first = len(recording.forwards)
         run(model, x)
-    assert way == "trace" or first == 1  # which calls the model more than once
+    assert way == "trace" or first == 1  # this calls the model more than once
     names = ["0", "0.0"] if chosen else ["", "0", "0.0", "1"]
     for calls in recording.forwards:
         assert [call.name for call in calls] == names
@@ -382,7 +382,7 @@ def test_a_parameter_that_was_frozen_before_the_block() -> None:
 
 
 class Sized(nn.Module):
-    """Gives its buffer a size when it first sees data, as observers do."""
+    """Resizes its buffer at the first data, as observers do."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from .truth import Net, all_hooks_of, assert_same_bits, grad_of, run
 
 @pytest.mark.cpu
 def test_memory_is_freed_behind_the_tensors() -> None:
-    """As FSDP does it with weights, and others with activations."""
+    """FSDP frees the memory of weights so, and other tools that of activations."""
     model = Net()
     x = torch.randn(2, 3, requires_grad=True)
     hidden: list[Tensor] = []
@@ -45,7 +45,7 @@ def test_memory_is_freed_behind_the_tensors() -> None:
 
 
 class CopiedByHand(Net):
-    """Hands its hooks on to a copy, as some classes do."""
+    """Copies its hooks along with itself, as some classes do."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -151,7 +151,7 @@ def test_tensors_are_pickled_inside_the_block_without_a_warning() -> None:
 
 
 def print_nothing(*_: object) -> None:
-    """Be a hook that can be pickled."""
+    """Do nothing, as a hook that can be pickled."""
 
 
 def module_hooks(model: nn.Module) -> dict[int, dict[Any, Any]]:
@@ -260,7 +260,7 @@ def test_no_hook_is_left_on_tensors_that_live_on() -> None:
 
 
 def test_no_class_that_was_met_is_kept() -> None:
-    """One that a function makes holds what that has: tensors, or a whole model."""
+    """A class made in a function holds the function's variables, such as a model."""
 
     def recorded_classes() -> list[weakref.ref[type[Any]]]:
         class Doubles(torch.autograd.Function):
@@ -298,7 +298,7 @@ def test_no_class_that_was_met_is_kept() -> None:
 
 @pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "orthogonal"])
 def test_a_model_with_parametrizations_is_not_kept(name: str) -> None:
-    """Each such module has a class of its own, which knows the module."""
+    """Each parametrized module has a class of its own, which refers to the module."""
 
     def recorded_weight() -> weakref.ref[Tensor]:
         model = Net()

@@ -1,4 +1,4 @@
-"""Each note that a call can have, and that there is no other."""
+"""Each note that a call can have; no other note exists."""
 
 import re
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Parts(nn.Module):
 
 
 class Sine(nn.Module):
-    """One output of another, whose second derivative is not zero."""
+    """Computes one output from the other, with a second derivative that is not zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Sine(nn.Module):
 
 
 class Both(nn.Module):
-    """The same with parameters of its own."""
+    """A `Sine` with parameters of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Fails(nn.Module):
 
 
 class Interrupted(nn.Module):
-    """Ends once without a word to any hook."""
+    """Is interrupted in its first call, so that no hook runs at its end."""
 
     done = False
 
@@ -71,7 +71,7 @@ class Interrupted(nn.Module):
 
 
 class Slopes(nn.Module):
-    """Sets a hook that multiplies by what the module was given."""
+    """Sets a hook that multiplies the gradient by the module's input."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.sin()
@@ -118,7 +118,7 @@ class Products(nn.Module):
 
 
 class PutsElsewhere(nn.Module):
-    """Puts a tensor into a global list, after it has computed its output."""
+    """Stores a tensor in a global list, after it has computed its output."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.sin()
@@ -130,7 +130,7 @@ PUT: list[Tensor] = []
 
 
 class Wrapped(nn.Module):
-    """Returns what is not opened."""
+    """Returns an object that the recorder does not open."""
 
     def forward(self, x: Tensor) -> object:
         return iter((2 * x,))
@@ -207,7 +207,7 @@ def batched(model: nn.Module, x: Tensor) -> None:
 
 
 def left_and_penalty(model: nn.Module, x: Tensor) -> None:
-    """The weight of the right layer gets a gradient, and none through a call."""
+    """Go backward from the left output, and from the right parameter itself."""
     assert isinstance(model, Both)
     model(x)[0].sum().add(model.right.square().sum()).backward()
 
@@ -421,7 +421,7 @@ def test_an_output_that_requires_no_grad(
 
 
 class Result:
-    """What is not opened."""
+    """An object that the recorder does not open."""
 
     def __init__(self, y: Tensor) -> None:
         self.y = y

@@ -1,4 +1,4 @@
-"""Forwards that change what they were given, and calls where tensors are odd."""
+"""Forwards that change their arguments, and calls with unusual tensors."""
 
 import copy
 import threading
@@ -70,7 +70,7 @@ def test_gradients_stay_with_the_inputs_they_are_of() -> None:
 
 
 class Wakens(nn.Module):
-    """Takes its input out, and has it require grad."""
+    """Takes its input out of a list, and has it require grad."""
 
     def forward(self, items: list[Tensor]) -> Tensor:
         x = items.pop().requires_grad_()
@@ -140,7 +140,7 @@ def test_a_shallow_copy_shares_hooks_and_has_calls_of_its_own() -> None:
     x = torch.ones(1, 2)
     with gradlib.record(model) as recording:
         model(x).sum().backward()
-        copy.copy(layer)(x)  # none of the model's
+        copy.copy(layer)(x)  # this copy is no module of the model
     assert sorted(call.name for call in recording) == ["", "0", "1", "2"]
     shares = [call.param_grads["weight"] for call in recording if call.param_grads]
     assert_close(sum(shares), layer.weight.grad)
@@ -410,7 +410,7 @@ def test_a_checkpoint_around_a_model_of_which_parts_are_recorded() -> None:
 def test_a_handler_of_signals_that_calls_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may interrupt what is done as a forward ends, or a pass begins."""
+    """A signal may arrive while a forward ends or a backward pass begins."""
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     let_go = Attached.let_go
     interrupted: list[int] = []

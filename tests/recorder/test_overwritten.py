@@ -79,7 +79,7 @@ def test_modules_that_return_views_which_are_overwritten(
         assert call.note == ""
         assert_close(call.grad_output, (expected[i + 1],))
         given = call.grad_input[0]
-        if reduce is None:  # what it shows, and zeros around it
+        if reduce is None:  # the entries that the view shows, and zeros elsewhere
             assert_close(views[i](given), expected[i + 1])
             assert_close(given.norm(), expected[i + 1].norm())
         else:
@@ -221,7 +221,7 @@ def test_a_view_that_is_used_and_then_overwritten() -> None:
 
 
 class Overwrites(nn.Module):
-    """Overwrites a view that a module inside returned, and uses its base too."""
+    """Overwrites a view that a module inside returned, and also uses the base."""
 
     def __init__(self, times: int, early: float) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ def test_a_hidden_tensor_with_other_data_is_summed_up_anew() -> None:
 
 
 class Chained(nn.Module):
-    """Two outputs, one made of the other."""
+    """Returns two outputs, and computes the second from the first."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         h = 2 * x
@@ -313,7 +313,7 @@ class Chained(nn.Module):
 def test_an_output_that_only_another_output_is_made_of(
     weights: tuple[int, int], grads: tuple[float | None, ...], reduce: Any
 ) -> None:
-    """What the call itself gives to its output is no gradient of that output's."""
+    """A gradient that comes through the call itself is not part of grad_output."""
     x = torch.randn(2, 3, requires_grad=True)
     with gradlib.record(model := Chained(), reduce=reduce) as recording:
         outputs = model(x)
@@ -420,7 +420,7 @@ def test_a_tensor_detached_in_place_after_its_use() -> None:
 
 
 class Recurrent(nn.Module):
-    """A cell, whose second output is its next state."""
+    """A recurrent cell, whose second output is its next state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -582,7 +582,7 @@ def test_tied_weights_written_to_without_a_new_version(shared: bool) -> None:
 
     torch.manual_seed(0)
     model = Tied()
-    if shared:  # then torch cannot share it with what is kept, as on a GPU
+    if shared:  # so torch cannot share the memory with the kept value, as on a GPU
         model.share_memory()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
     with gradlib.record(model) as recording:

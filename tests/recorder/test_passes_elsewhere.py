@@ -1,4 +1,4 @@
-"""Passes inside of a forward that run in another thread, as a GPU's do."""
+"""Backward passes inside a forward that run in another thread, as a GPU's do."""
 
 from functools import cache
 
@@ -10,17 +10,17 @@ import gradlib
 from ..elsewhere import passes_elsewhere
 from .passes_inside import MODELS, gradients, recorded
 
-pytestmark = pytest.mark.cpu  # where both can be seen
+pytestmark = pytest.mark.cpu  # where both threads can be watched
 
 WHERE = {
     "few": {"behind": 1000},
     "one less": {"behind": 1},
     "as many": {"ahead": 1},
-    "some more": {"ahead": 7},  # in the middle of what a forward makes
+    "some more": {"ahead": 7},  # a number that a forward reaches in its middle
     "even more": {"ahead": 15},
     "more": {"ahead": 1000},
 }
-"""How many nodes the other thread has made before, next to this one."""
+"""How many nodes the other thread has made before, compared with this thread."""
 
 
 @cache
@@ -53,4 +53,4 @@ def test_what_is_computed_again_is_the_same(name: str, where: str) -> None:
     with passes_elsewhere(**WHERE[where]):
         there = recorded(name).verify()
     assert str(there) == str(here)
-    assert name == "Learner" or here.ok  # other weights stand in its modules by then
+    assert name == "Learner" or here.ok  # its modules hold other weights by then

@@ -1,6 +1,6 @@
 """Whole programs as people write them, against ``retain_grad`` on an unhooked copy.
 
-In the copy each module is given copies of its inputs: what these get is its share.
+Each module of the copy gets copies of its inputs, whose gradients are its share.
 """
 
 import copy
@@ -34,7 +34,7 @@ def tensors(structure: Any) -> Iterator[Tensor]:
 
 
 def watched(model: nn.Module, run: Run, data: Any) -> dict[str, list[Any]]:
-    """Run a program; return what each call was given, and what it returned."""
+    """Run a program, and return the inputs and outputs of each call."""
     calls: defaultdict[str, list[Any]] = defaultdict(list)
     open_calls: list[Any] = []
     alike: Any = optree.tree_map
@@ -95,7 +95,7 @@ def saved_elsewhere(model: nn.Module, x: Tensor) -> None:
 
 
 def climbs_first(model: nn.Module, x: Tensor) -> None:
-    """Do a step of sharpness-aware minimization."""
+    """Take a step of sharpness-aware minimization."""
     simple(model, x)
     with torch.no_grad():
         steps = [0.1 * cast(Tensor, it.grad) for it in model.parameters()]
@@ -157,7 +157,7 @@ class Spectral(nn.Module):
 
 
 class SomeOutputs(torch.autograd.Function):
-    """Has outputs that get no gradient, and asks for none in their place."""
+    """Has outputs without a gradient, and asks for None in place of zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -330,7 +330,7 @@ def test_a_program(name: str) -> None:
 
 
 def assert_shares(found: Any, tensors_given: Any, recorded: Any) -> None:
-    """Assert that all gradients are there, in their order; none may stand for 0."""
+    """Compare all gradients in order; None counts as zeros."""
     leaves: Any = optree.tree_leaves
     grads_found = leaves(found, none_is_leaf=True)
     wanted = [

@@ -1,4 +1,4 @@
-"""What `record` sees, held against gradients that autograd gives without it."""
+"""What `record` sees, compared with gradients that autograd gives without it."""
 
 import copy
 from pathlib import Path
@@ -19,7 +19,7 @@ from .truth import grad_of
 def test_every_quantity_of_a_chain() -> None:
     net = Net()
     x = torch.randn(4, 3)
-    # The same network by hand, every tensor keeping its gradient.
+    # The same network by hand; every tensor keeps its gradient.
     names = ["fc1", "relu1", "fc2", "relu2", "fc3"]
     tensors = [x]
     for name in names:
