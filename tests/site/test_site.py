@@ -302,6 +302,8 @@ QUESTIONS = [
     ("why-is-grad-none", "parameter grad is None after backward"),
     ("why-is-grad-none|jacobians-of-parameters", "no gradient for parameter"),
     ("why-is-grad-none", "dying relu"),
+    ("why-does-my-hook-not-fire", "hook on frozen BatchNorm"),
+    ("gradient-of-an-activation", "gradient with respect to intermediate layer"),
     ("dy-dx-for-every-sample", "per-sample jacobian"),
     ("dy-dx-for-every-sample", "batch jacobian"),
     ("dy-dx-for-every-sample", "jacobian for each sample"),
