@@ -1,4 +1,4 @@
-"""What a replay must give again, and what it must leave as it was."""
+"""What a replay must reproduce, and what a replay must not change."""
 
 import copy
 import random
@@ -21,7 +21,7 @@ def loss_of(output: Tensor) -> Tensor:
 
 
 def everything(model: nn.Module) -> dict[str, Any]:
-    """Return all that a replay must leave as it was."""
+    """Return the state that a replay must not change."""
     state: dict[str, Any] = {
         "random": torch.get_rng_state(),
         "python": random.getstate(),
@@ -53,7 +53,7 @@ def assert_same(a: object, b: object) -> None:
 def assert_replays(
     recording: gradlib.Recording, model: nn.Module, **tolerance: Any
 ) -> None:
-    """Assert that each pass comes out again, and that nothing else has changed."""
+    """Assert that a replay reproduces each pass, and changes nothing."""
     before = everything(model)
     kept = copy.deepcopy(values_of(recording))
     for call in recording:
@@ -81,7 +81,7 @@ def assert_replays(
 
 
 def values_of(recording: gradlib.Recording) -> list[Tensor]:
-    """Return what a replay begins with, and must not write to."""
+    """Return the values that a replay starts from, and must not write to."""
     every = [(call, pass_) for call in recording for pass_ in call.passes]
     kept = [(call.args, call.output, pass_.grad_output) for call, pass_ in every]
     return tensors_in(kept)

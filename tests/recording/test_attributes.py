@@ -1,4 +1,4 @@
-"""A call is computed again with what stood in the attributes when it began."""
+"""A replay gives the module the attributes that it had when the call began."""
 
 import gc
 import random
@@ -27,7 +27,7 @@ from .recorded import recorded
 
 
 class Inside(nn.Module):
-    """Calls a layer, and has state beside it."""
+    """Calls a layer, and keeps state in its attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Counts(Inside):
 
 
 class Remembers(Inside):
-    """Adds what it computed the last time."""
+    """Adds the output of its last call."""
 
     last: Tensor | None = None
 
@@ -56,7 +56,7 @@ class Remembers(Inside):
 
 
 class Goes(Remembers):
-    """Keeps the graph of the last step, and never goes back through it."""
+    """Keeps the graph of the last step, and never goes backward through it."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.fc(x).tanh()
@@ -76,7 +76,7 @@ class Overwrites(Inside):
 
 
 class Wide(Overwrites):
-    """Has more entries than are copied at each call."""
+    """Has more entries than the recorder copies at each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Wide(Overwrites):
 
 
 class Caches(Inside):
-    """Appends to a list, as with keys and values of attention."""
+    """Appends to a list, as a cache of attention's keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Window(Caches):
 
 
 class Made(Inside):
-    """Has its attribute from the first call on."""
+    """Makes its attribute in the first call."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not hasattr(self, "scale"):
@@ -134,7 +134,7 @@ class Removed(Inside):
 
 
 class Builds(Inside):
-    """Makes its layer at the first call, and then draws random numbers."""
+    """Makes its layer in the first call, and then draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Builds(Inside):
 
 
 class Shares(nn.Module):
-    """Two modules that write to one tensor, and read it."""
+    """Has two modules that write to and read one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Shares(nn.Module):
 
 
 class Sets(nn.Module):
-    """Changes what the module in it reads."""
+    """Changes an attribute that its child reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -370,7 +370,7 @@ def test_an_array_that_has_the_same_memory_sees_what_is_written(size: int) -> No
 
 
 class Remembered(nn.Module):
-    """Counts how often it was given tensors of a size, as caches of positions do."""
+    """Counts inputs by size in a dict, as caches of positions do."""
 
     def __init__(self, key_of: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -449,7 +449,7 @@ def test_attributes_that_other_threads_change() -> None:
 
 
 def test_attributes_that_change_at_every_step_of_who_looks_at_them() -> None:
-    """As another thread could, which comes to it at the same place once in weeks."""
+    """Another thread could do this, but would hit the same place once in weeks."""
     model: Any = Counts()
     model.last = torch.ones(2, requires_grad=True) * 2
 
@@ -577,7 +577,7 @@ def test_what_holds_a_graph_is_not_held(kind: str) -> None:
 # Of which state, where several modules have a part in it
 
 
-@pytest.mark.cpu  # a look at another device's values would wait for the device
+@pytest.mark.cpu  # reading another device's values would wait for the device
 def test_values_that_change_without_a_new_version() -> None:
     class Fills(Inside):
         def __init__(self) -> None:
@@ -687,7 +687,7 @@ def test_modules_of_torch_with_other_settings() -> None:
 
 
 class ByTensor(nn.Module):
-    """Has dicts and a set of tensors, whose order nobody can tell."""
+    """Has dicts and a set keyed by tensors, which cannot be sorted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -704,7 +704,7 @@ class ByTensor(nn.Module):
 
 
 def test_dicts_and_sets_of_tensors() -> None:
-    """As trainers note which parameters required grad."""
+    """Trainers keep such dicts of the parameters that required grad."""
     model = ByTensor()
     before = [*model.scales], [*model.doubled]
     verified = recorded(model, torch.randn(2, 3)).verify()
@@ -718,7 +718,7 @@ class Notes(NamedTuple):
 
 
 class Writes(nn.Module):
-    """Writes to what is in named tuples."""
+    """Writes to tensors in named tuples."""
 
     def __init__(self, nested: bool) -> None:
         super().__init__()
@@ -746,7 +746,7 @@ def test_named_tuples_stay_as_they_are(nested: bool) -> None:
 
 
 def test_what_is_kept_on_a_parameter_stays_as_it_is() -> None:
-    """As gradients of each sample are."""
+    """Per-sample gradients, for example, are kept on parameters."""
     fc = nn.Linear(3, 3)
     weight: Any = fc.weight
     weight.seen, weight.total = [], torch.zeros(())
@@ -777,7 +777,7 @@ class Leaks(nn.Module):
 
 
 def test_a_state_in_a_buffer_that_requires_grad() -> None:
-    """The last step's output requires grad by its state alone."""
+    """The last step's output requires grad only through the buffer."""
     model = Leaks()
     x = torch.randn(2, 3, requires_grad=True)
     with gradlib.record(model) as recording:
@@ -976,7 +976,7 @@ def test_what_has_a_state_of_its_own(name: str, within: str) -> None:
     found = recording.verify()
     assert state_of(held) == before
     assert held is (net.held if within == "an attribute" else net.held["it"])
-    # A large array is not kept at each call: it is as it is now.
+    # A large array is not copied at each call: the replay sees the current one.
     assert found.ok is (name != "a large array")
     refused = pytest.raises(gradlib.CannotReplayError)
     with nullcontext() if found.ok else refused:

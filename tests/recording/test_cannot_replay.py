@@ -1,4 +1,4 @@
-"""Where a call cannot be replayed, it is said why, and nothing has changed."""
+"""A call that cannot be replayed raises an error that says why, and nothing changes."""
 
 import random
 from typing import Any
@@ -63,7 +63,7 @@ def test_a_module_that_does_not_repeat() -> None:
 
 
 class Cache:
-    """Opaque, and changed by the call that is given it."""
+    """An object that the recorder does not open, and that the call changes."""
 
     keys: Tensor | None = None
 

@@ -1,4 +1,4 @@
-"""A call is computed again with the modules that stood in the model when it began."""
+"""A replay uses the modules that the model had when the call began."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ class Branches(nn.Module):
 
 
 class Builds(nn.Module):
-    """Makes its layer in the first forward, and remembers that it did."""
+    """Makes its layer in the first forward, and notes that in an attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Rebuilds(nn.Module):
 
 
 class BuildsUnlessThere(nn.Module):
-    """Makes its layer as `Builds` does, where nothing stood in its place."""
+    """Makes its layer as `Builds` does, if the attribute holds none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Turns(nn.Module):
 
 
 def step(model: nn.Module) -> None:
-    """Learn from data of which a gradient is asked too."""
+    """Take a training step, with data that requires grad."""
     model(torch.randn(4, 3, requires_grad=True)).square().sum().backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
     model.zero_grad()
@@ -186,7 +186,7 @@ def test_a_module_that_a_forward_makes(make: Callable[[], nn.Module]) -> None:
 
 
 class Borrows(nn.Module):
-    """Calls what stands in another module, which is none of its children."""
+    """Calls the child of a module that is not one of its own children."""
 
     def __init__(self, other: Any) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def test_a_module_that_joins_the_model_after_its_first_call() -> None:
     class Knows(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.known = [nn.Linear(3, 3)]  # which is no child
+            self.known = [nn.Linear(3, 3)]  # a list, so the layer is no child
 
         def forward(self, x: Tensor) -> Tensor:
             return self.known[0](x).tanh()

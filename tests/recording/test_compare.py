@@ -132,7 +132,7 @@ def test_what_a_modules_own_code_does_differently(net: Any, x: Tensor) -> None:
     other = copy.deepcopy(net)
     other.blocks[1].forward = lambda x: Block.forward(other.blocks[1], 1.5 * x) - x / 2
     found = recorded(net, x).compare(recorded(other, x))
-    # Seen first in what the block gives to its first layer.
+    # The runs differ first in the input of the block's first layer.
     assert where(found) == ("blocks.1.fc", 0, "forward", "args[0]")
     other.blocks[1].forward = lambda x: 2 * Block.forward(other.blocks[1], x)
     found = recorded(net, x).compare(recorded(other, x))
@@ -211,13 +211,13 @@ def test_rounding_adds_up_but_not_without_end() -> None:
     assert this.compare(other).ok
     assert not this.compare(other, rtol=float(max(gaps)) / 2).ok
     other = copy.deepcopy(net)
-    for layer in other:  # as rounding would, but too much in the end
+    for layer in other:  # a little each time, as rounding, but too much in total
         layer.weight.data.mul_(1 + 8e-6)
     found = this.compare(recorded(other, x)).first
     assert found is not None
     assert 10 < int(found.name) < 30
     other = copy.deepcopy(net)
-    for layer in other[20:]:  # each a little off: no rounding
+    for layer in other[20:]:  # each a little off, but by more than rounding
         layer.weight.data.mul_(1.003)
     assert where(this.compare(recorded(other, x))) == ("20", 0, "forward", "output")
 
@@ -277,7 +277,7 @@ def test_steps_are_compared_in_the_order_they_happened(net: Any, x: Tensor) -> N
     right = trained(net, wrong=-1)
     assert right.compare(trained(net, wrong=-1)).ok
     found = right.compare(trained(net, wrong=1))
-    # Not the second step's end, which is the third step's beginning.
+    # Not at the end of the second step, whose result the third step starts from.
     assert where(found) == ("", 1, "backward", "grad_output[0]")
 
 
@@ -619,7 +619,7 @@ def test_a_backward_pass_that_only_one_of_the_two_has(keep: Any) -> None:
 
 @pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats, torch.Tensor.item])
 def test_it_says_which_of_the_two_has_no_gradient(reduce: Any) -> None:
-    """As of a layer that is frozen in one, or cut off by a detach()."""
+    """For example of a layer that is frozen in one run, or cut off by detach()."""
     model = nn.Linear(1, 1, bias=False)
     frozen = copy.deepcopy(model).requires_grad_(False)
     x = torch.ones(1, 1, requires_grad=True)
@@ -640,7 +640,7 @@ def test_zeros_and_no_gradient_agree_without_a_reason() -> None:
 
 
 class Dict(dict[str, Tensor]):
-    """As many models return: in an order of its own."""
+    """Returns a dict, in an order of its own."""
 
 
 def returned(output: Any, reduce: Any = None) -> gradlib.Recording:
@@ -770,7 +770,7 @@ def test_no_gradient_and_one_of_zeros_agree(reduce: Any) -> None:
 
 
 class Backwards(torch.autograd.Function):
-    """Nothing but in its backward, which is told what to multiply by."""
+    """The identity; its backward multiplies by a factor that the test sets."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -819,7 +819,7 @@ def test_zeros_agree_also_where_anything_does() -> None:
 
 
 class Port(nn.Module):
-    """What `Net` computes, under other names."""
+    """Computes what `Net` computes, with other names of modules."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()

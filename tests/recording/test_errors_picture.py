@@ -92,7 +92,7 @@ def test_the_figure_shows_the_jump(net: nn.Sequential, x: Tensor) -> None:
     assert texts(ax) == ["0", "1", "2", "3", "4", "(root)"]
     drawn = lines(ax)
     errors = {it.name: it.error for it in found.errors if it.field == "output"}
-    # What is equal has no marker.
+    # A field that is equal has no marker.
     assert drawn["output"] == [(errors["3"], 3), (errors["4"], 4), (errors[""], 5)]
     assert [row for _, row in drawn["grad_output"]] == [0, 1, 2, 3, 4, 5]
     assert [row for _, row in drawn["param_grads"]] == [0, 1, 2, 3, 4]

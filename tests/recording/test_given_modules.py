@@ -1,4 +1,4 @@
-"""A call that is given modules of the model is computed again with these."""
+"""A call that received modules of the model is replayed with these modules."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ import gradlib
 
 
 class Through(nn.Module):
-    """It calls what it is given, after a layer of its own."""
+    """Calls a layer of its own, and then a module that it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Through(nn.Module):
 
 
 class Gives(nn.Module):
-    """It gives modules of its own: statistics change from call to call."""
+    """Passes modules of its own, whose statistics change from call to call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def test_it_is_given_them_as_they_were(modules: list[str] | None) -> None:
                     parameter.mul_(1.5)
     model.norm.register_forward_hook(lambda *_: torch.zeros(5, 3))
     norm = model.norm
-    del model.norm  # it is of the model no longer
+    del model.norm  # the module is no longer part of the model
     before = {name: it.clone() for name, it in norm.state_dict().items()}
     found = recording.verify(numerical=True)
     assert found.ok, str(found)

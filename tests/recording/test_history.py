@@ -1,4 +1,4 @@
-"""What stood in a module at a moment, as `History` tells it."""
+"""What a module held at an earlier moment, as `History` reports."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ def parent_of(**children: nn.Module) -> Any:
 
 
 def begin(*modules: nn.Module) -> History:
-    """Return what is known of modules that our hooks stand on, as a forward begins."""
+    """Return a history of hooked modules, at the beginning of a forward."""
     history = History(modules)
     history.look(0)
     return history
@@ -77,7 +77,7 @@ def last_is_first(parent: nn.Module) -> None:
 # Parameters and buffers
 
 
-@pytest.mark.cpu  # a look at another device's values would wait for the device
+@pytest.mark.cpu  # reading another device's values would wait for the device
 def test_what_is_the_same_is_kept_once() -> None:
     module = nn.BatchNorm1d(2)
     history = begin(module)

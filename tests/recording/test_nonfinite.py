@@ -15,7 +15,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 class Applies(nn.Module):
-    """A module of one function."""
+    """A module that applies a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Applies(nn.Module):
 
 
 class Wrong(torch.autograd.Function):
-    """The gradient becomes NaN, the value does not."""
+    """The identity, whose gradient is NaN."""
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def test_given_to_the_model(x: Tensor, reduce: Any) -> None:
 def test_made_between_the_calls(x: Tensor, reduce: Any) -> None:
     model = net()
     model[1].forward = lambda x: model[1].after((model[1].before(x) - 100).log())
-    # The block's own code made it, before this call.
+    # The block's own code made the NaN, before this call.
     found = found_in(model, x, reduce=reduce)
     assert found == ("1.after", 0, "forward", "args[0]")
     model[1].forward = lambda x: (model[1].after(x) - 100).log()
@@ -168,7 +168,7 @@ def test_a_mask_that_does_its_work(x: Tensor, reduce: Any) -> None:
     model = Applies(lambda x, mask: (x + mask).softmax(-1).log_softmax(-1))
     mask = torch.tensor([0.0, 0.0, -INF])
     assert found_in(model, x, mask, reduce=reduce) is None
-    # A row that is masked all over is what NaN comes from.
+    # NaN comes from a row in which every entry is masked.
     found = found_in(model, x, mask - INF, reduce=reduce)
     assert found == ("", 0, "forward", "args[1]")
 
@@ -306,7 +306,7 @@ def test_who_made_it_is_said(
 
 
 class Between(nn.Module):
-    """Makes NaN between two layers, or before them."""
+    """Makes NaN between two layers, or before both."""
 
     def __init__(self, *, is_first: bool) -> None:
         super().__init__()
@@ -522,7 +522,7 @@ class Distances(nn.Module):
 
 
 class Forces(nn.Module):
-    """An energy, and what pulls at each point: a backward pass in the forward."""
+    """Returns an energy, and forces by a backward pass in the forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -558,7 +558,7 @@ def test_made_in_a_forward_before_the_pass_inside_it() -> None:
 
 
 class Adjoint(torch.autograd.Function):
-    """Its backward goes back through a module once more, as an adjoint solver's."""
+    """Its backward runs a backward pass through a module, as an adjoint solver does."""
 
     @staticmethod
     def forward(ctx: Any, function: nn.Module, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a module has is given other memory or another size, and calls are replayed."""
+"""Calls are replayed after a module's tensors got other memory or another size."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ LARGE = 5000
 
 
 def agrees(model: nn.Module, change: Callable[[], None] = lambda: None) -> bool:
-    """Tell whether each of three steps comes out again, with a change after each."""
+    """Return whether each of three steps can be replayed, with a change after each."""
     with gradlib.record(model) as recording:
         for _ in range(3):
             model(torch.randn(4, 6)).square().sum().backward()
@@ -102,7 +102,7 @@ def test_weights_whose_bits_are_read_as_another_dtype() -> None:
 
 
 class Observes(nn.Module):
-    """Keeps the largest entries, as torch.ao's observers do: at first none."""
+    """Keeps the largest entries, at first none, as torch.ao's observers do."""
 
     def __init__(self) -> None:
         super().__init__()

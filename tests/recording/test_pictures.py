@@ -1,4 +1,4 @@
-"""The pictures of a recording: what they show, and whether one can read it."""
+"""The pictures of a recording: what they show, and that they can be read."""
 
 import math
 import re
@@ -52,7 +52,7 @@ class Residual(nn.Module):
 
 
 def drawn(figure: Figure) -> Axes:
-    """Draw, and return the axes that were drawn on first."""
+    """Draw a figure, and return its first axes."""
     figure.canvas.draw()
     return figure.axes[0]
 
@@ -67,7 +67,7 @@ def line(axes: Axes, label: str) -> Any:
 
 
 def marks(axes: Axes, label: str) -> list[tuple[float, float]]:
-    """Return where the markers of one kind are."""
+    """Return the places of the markers of one kind."""
     drawn = [
         it.get_offsets()
         for it in axes.collections
@@ -148,7 +148,7 @@ def test_what_stands_beside_an_axis_is_no_longer_than_it(count: int) -> None:
 
 
 class TwoUses(nn.Module):
-    """A layer whose input has another use."""
+    """A layer whose input is also used elsewhere."""
 
     def __init__(self, other: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

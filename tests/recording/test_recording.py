@@ -414,7 +414,7 @@ def test_without_calls_it_says_what_to_do() -> None:
 
 
 def test_without_a_backward_pass_it_says_where_that_belongs() -> None:
-    """It is outside of the block most often."""
+    """The backward pass most often runs outside of the block."""
     model, x = nn.Linear(3, 2), torch.ones(1, 3)
     advice = "call backward() there too"
     with gradlib.record(model) as recording:
@@ -434,7 +434,7 @@ def test_where_no_backward_pass_can_come_the_table_asks_for_none() -> None:
     with gradlib.record(model, keep=["output"]) as recording:
         model(x)
     assert "backward()" not in str(recording)
-    with gradlib.record(model) as recording:  # the pass is there, and not recorded
+    with gradlib.record(model) as recording:  # the pass ran, but was not recorded
         vectors = torch.ones(5, 1, 2)
         torch.autograd.grad(model(x), model.bias, vectors, is_grads_batched=True)
     assert "backward()" not in str(recording)
@@ -471,7 +471,7 @@ def test_a_plot_of_many_modules_stays_within_bounds() -> None:
 
 
 def test_the_order_of_calls_that_threads_made_at_once() -> None:
-    """One after the other, each with the calls inside it."""
+    """They are listed one after the other, each with the calls inside it."""
     block = Block(frozenset(), {})
     calls: list[CallTrace] = []
     for moment, (name, caller) in enumerate(
@@ -578,7 +578,7 @@ def test_a_recording_without_its_model_can_be_pickled(
 
 @dataclass
 class Scored:
-    """What a model may return."""
+    """A named tuple that a model returns."""
 
     scores: Tensor
 
@@ -596,7 +596,7 @@ def test_a_loaded_recording_is_pickled_with_the_classes_it_names(
     loaded = gradlib.load_recording(tmp_path / "it.safetensors")
     for again in _pickled, copy.copy, copy.deepcopy:
         assert again(loaded).compare(recording).ok
-    # Another process knows none of them.
+    # Another process has none of these classes.
     (tmp_path / "it.pickle").write_bytes(pickle.dumps(loaded))
     program = (
         "import pickle, sys\n"

@@ -1,4 +1,4 @@
-"""A replayed call gives what was recorded, and leaves everything as it was."""
+"""A replayed call reproduces what was recorded, and changes nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from .replayed import assert_replays, assert_same, loss_of, replays, values_of
 
 
 class Nested(nn.Module):
-    """Keyword tensors, a nested output, of which one part is not used."""
+    """Has keyword tensors, and a nested output of which one part is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Complex(nn.Module):
 
 
 class Taking(nn.Module):
-    """It is given its own parameter."""
+    """Receives its own parameter as an argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Taking(nn.Module):
 
 
 class Owner(nn.Module):
-    """It has a parameter that stands in a module inside too."""
+    """Has a parameter that a module inside has too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class GivesWeight(nn.Module):
 
 
 class Returning(nn.Module):
-    """It returns its input, and another tensor twice."""
+    """Returns its input, and another tensor twice."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y = x.sin()
@@ -341,7 +341,7 @@ def test_grad_output_of_which_parts_are_none() -> None:
 
 @pytest.mark.parametrize("wakes", [True, False])
 def test_a_forward_that_goes_backward_itself(wakes: bool) -> None:
-    """As for forces: what that pass gives is no part of what a later one does."""
+    """The gradients of that pass are no part of those of a later pass."""
 
     class Forces(nn.Module):
         def __init__(self) -> None:
@@ -378,7 +378,7 @@ def test_one_tensor_in_two_places_stays_one() -> None:
 
 @pytest.mark.cpu
 class Sine(torch.autograd.Function):
-    """A sine whose backward writes over what it is given, and over its result."""
+    """A sine whose backward overwrites its gradient and its result."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -486,7 +486,7 @@ def test_nothing_is_left_of_a_replay(
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_checkpoint_of_what_is_outside_of_the_model(nested: bool) -> None:
-    """It adds to the ``.grad`` of all that it uses, and a replay leaves none of it."""
+    """It adds to the ``.grad`` of all tensors that it uses; a replay undoes that."""
     head = nn.Linear(3, 3)
     fired: list[Tensor] = []
     head.weight.register_post_accumulate_grad_hook(fired.append)

@@ -1,4 +1,4 @@
-"""A call computed again where hooks stand on the tensors it was given and returned."""
+"""Replays of calls whose inputs and outputs have tensor hooks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ from gradlib import Recording
 
 
 def changed(grad: Tensor) -> Tensor:
-    """Change a gradient in a way that shows if it is done twice, or in parts."""
+    """Change a gradient so that a change made twice, or in parts, shows."""
     return 0.5 * grad.clamp(-0.3, 0.3) + 0.1
 
 
@@ -35,7 +35,7 @@ def hook(*tensors: Any) -> None:
 
 
 class Layer(nn.Module):
-    """It computes what it is given; its call may be hooked in many ways."""
+    """Applies a function; its call may be hooked in many ways."""
 
     def __init__(self, computes: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ BACKWARD_HOOKS = ("register_full_backward_hook", "register_full_backward_pre_hoo
 
 
 class Net(nn.Module):
-    """It has a layer between two others."""
+    """Has a layer between two others."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ def test_an_output_that_is_returned_twice_beside_a_backward_hook() -> None:
 
 def test_the_gradient_of_an_implicit_layer() -> None:
     class Fixed(nn.Module):
-        """Its output solves z = tanh(weight z + x); a hook differentiates that."""
+        """Its output solves z = tanh(weight z + x), and a hook differentiates that."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""A replayed call leaves what a module keeps, and runs its hooks as they ran."""
+"""A replay leaves a module's state unchanged, and runs hooks as they ran."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -24,7 +24,7 @@ def test_modules_of_one_class_of_which_one_has_more() -> None:
 
 
 class Scaled(nn.Linear):
-    """Changes what it is given and returns, outside of what hooks see."""
+    """Scales its input and result in ``__call__``, where hooks do not see it."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return 3 * super().__call__(2 * x) + 1
@@ -63,7 +63,7 @@ def test_what_a_module_keeps_in_attributes_stays() -> None:
 
 
 class Keeps(nn.Module):
-    """It changes in place what it keeps, and what another module keeps too."""
+    """Changes its state in place, of which another module shares a part."""
 
     def __init__(self, shared: list[Tensor]) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def test_what_is_changed_in_attributes_stays() -> None:
 
 
 class Holds(nn.Module):
-    """It uses what it has by way of its attributes."""
+    """Uses its modules and tensors through attributes."""
 
     def __init__(self) -> None:
         super().__init__()

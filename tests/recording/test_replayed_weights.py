@@ -1,4 +1,4 @@
-"""A replayed call has the weights, buffers and modes that it had then."""
+"""A replay has the weights, buffers and modes of the recorded call."""
 
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from .replayed import assert_replays, loss_of, replays
 
 @pytest.mark.parametrize("used", [True, False])
 def test_a_parameter_with_two_owners(used: bool) -> None:
-    """Each call has its own share, both have one total; without a recorder too."""
+    """Each call has its own share, and both have one total, as without a recorder."""
 
     class Pair(nn.Module):
         def __init__(self) -> None:
@@ -178,7 +178,7 @@ def test_weights_that_a_forward_puts_into_what_is_in_a_container() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_weights_that_a_forward_puts_in_inside_of_a_checkpoint(reentrant: bool) -> None:
-    """What is computed before gradients are enabled requires them later."""
+    """Tensors that the forward computes without gradients require grad later."""
 
     class Borrows(nn.Module):
         def __init__(self) -> None:

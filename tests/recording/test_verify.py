@@ -1,4 +1,4 @@
-"""`verify` names what does not repeat and what is wrong, and nothing else."""
+"""`verify` names calls that do not repeat and wrong gradients, and nothing else."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from .recorded import recorded
 
 
 class Double(torch.autograd.Function):
-    """Doubles; what the backward multiplies by is told each time."""
+    """Doubles; the factor of its backward is set by each test."""
 
     factor: Callable[[], float] = staticmethod(lambda: 2.0)
 

@@ -1,4 +1,4 @@
-"""`verify` takes hooks, weights and parameters as they were at each call."""
+"""`verify` uses the hooks, weights and parameters of the time of each call."""
 
 import random
 from collections.abc import Callable
@@ -113,7 +113,7 @@ def _backward(layer: nn.Module) -> Any:
 def test_a_hook_that_was_taken_away(hook: Callable[[Any], Any], when: str) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     handles = [hook(model[1])]
-    if when == "at its first call":  # it takes itself away
+    if when == "at its first call":  # the hook removes itself
         model[1].register_forward_hook(lambda *_: handles[0].remove())
     with gradlib.record(model) as recording:
         model(torch.randn(2, 3)).sum().backward()
@@ -154,7 +154,7 @@ def test_parameters_that_came_or_went(change: Callable[[nn.Module], None]) -> No
 
 
 class Optional(nn.Module):
-    """A layer, and what may be there besides."""
+    """A layer, and parameters that may be absent."""
 
     def __init__(self) -> None:
         super().__init__()

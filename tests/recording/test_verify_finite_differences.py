@@ -1,4 +1,4 @@
-"""`verify(numerical=True)` is not fooled by what finite differences stumble over."""
+"""`verify(numerical=True)` is right where plain finite differences are wrong."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -61,7 +61,7 @@ def test_finite_differences_of_what_onednn_lays_out() -> None:
 
 
 class Norm32(nn.Module):
-    """Computes in float32, whatever it is given, as many models do."""
+    """Computes in float32 for inputs of any dtype, as many models do."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.float32)
@@ -80,7 +80,7 @@ class Complex(nn.Module):
 
 
 class Taking(nn.Module):
-    """It is given its own parameter."""
+    """Receives its own parameter as an argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -394,7 +394,7 @@ def test_saturated_activations_are_rounding(
 
 
 class Steps(torch.autograd.Function):
-    """Rounds, and hands the gradient straight through."""
+    """Rounds; its backward passes the gradient on unchanged."""
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor) -> Tensor:
@@ -415,7 +415,7 @@ def test_values_next_to_nothing(size: float) -> None:
 
 
 class Calls(nn.Module):
-    """A module of one function."""
+    """A module that applies a function."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()

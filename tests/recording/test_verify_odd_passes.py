@@ -131,7 +131,7 @@ def test_a_pass_through_the_graph_of_another() -> None:
 
 
 class Forces(nn.Module):
-    """A derivative, which a checkpoint first computes by hand, without a graph."""
+    """Returns a derivative, which a checkpoint first computes without a graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Forces(nn.Module):
 
 
 def test_a_pass_through_the_graph_of_one_that_ran_inside_of_it() -> None:
-    """Which has a higher number, and ends before it."""
+    """The inner pass has a higher number, and ends before the outer pass."""
 
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`verify` names the other way by which a gradient may have come to a call."""
+"""`verify` names another path by which a gradient may have reached a call."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ from gradlib.recording.other_ways import HOOKED
 
 
 class Experts(nn.Module):
-    """It leaves a loss in an attribute, and other tensors that do not matter."""
+    """Keeps a loss in an attribute, and other tensors that do not matter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def test_a_gradient_that_came_to_a_call_inside_is_the_reason() -> None:
 
 
 class Doubles(nn.Module):
-    """It doubles what it is given, in place."""
+    """Doubles its input in place."""
 
     def __init__(self, gives: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def test_a_call_inside_is_the_reason_where_others_have_no_like() -> None:
 
 
 class Given(nn.Module):
-    """It cannot be computed again: it is given an object."""
+    """Cannot be replayed, as it receives an object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def test_a_pass_that_began_inside_of_a_call_is_not_held_against_it(
 
 
 class Saves(nn.Module):
-    """Has what autograd saves in a module inside go through hooks of its own."""
+    """Calls a module under hooks for the tensors that autograd saves."""
 
     def __init__(self, hooks: Any) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ REASON = "not what it is in float64, where finite differences agree"
 
 
 class Sine(torch.autograd.Function):
-    """The sine; what its backward multiplies by is told each time."""
+    """The sine; the factor of its backward is set by each test."""
 
     factor: Callable[[Tensor], float] = staticmethod(lambda _grad: 1.0)
 
@@ -83,7 +83,7 @@ def test_what_is_allowed_in_another_dtype(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_call_that_computes_something_else_in_float64() -> None:
-    """As with another mask of a dropout: the two say nothing about each other."""
+    """As with another mask of a dropout, the two results cannot be compared."""
 
     def masked(x: Tensor) -> Tensor:
         return x * (2 if x.dtype == torch.float32 else 3)
@@ -91,7 +91,7 @@ def test_a_call_that_computes_something_else_in_float64() -> None:
     assert verified(model(masked)).ok
 
 
-# The gradient is zero in all of these; what comes out is rounding.
+# The exact gradient of each is zero, so the computed one is rounding.
 CANCEL: list[Callable[[Tensor], Tensor]] = [
     lambda x: x.softmax(1).sum(1, keepdim=True).expand(-1, 6),
     lambda x: (

@@ -1,4 +1,4 @@
-"""`verify` names what was written to between a call and its backward pass."""
+"""`verify` names tensors that were written to between a call and its backward pass."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from gradlib.recording.other_ways import PERHAPS_WRITTEN, WRITTEN
 
 
 class Scales(nn.Module):
-    """It has a weight, a buffer, and a sum that it writes to itself."""
+    """Has a weight, a buffer, and a sum that it writes to itself."""
 
     shift: Tensor
     sum: Tensor
@@ -29,7 +29,7 @@ class Scales(nn.Module):
 
 
 def reasons(recording: gradlib.Recording) -> set[tuple[str, int, str]]:
-    """Return where calls disagree, and why."""
+    """Return the place and reason of each disagreement."""
     found = recording.verify().disagreements
     return {(it.name, it.index, it.reason) for it in found}
 

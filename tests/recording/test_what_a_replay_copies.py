@@ -1,4 +1,4 @@
-"""What a module gets of its own while a call is computed again."""
+"""What a module gets copies of during a replay."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ import gradlib
 
 
 class Shows(nn.Module):
-    """It holds a tensor, and another that shows a part of the same memory."""
+    """Holds a tensor, and a view of a part of it."""
 
     whole: Tensor
     part: Any
@@ -152,7 +152,7 @@ def test_what_a_module_keeps_in_slots_stays() -> None:
 
 
 class Scales(nn.Module):
-    """What it computes stands in attributes of a parameter and a buffer."""
+    """Reads attributes of a parameter and of a buffer."""
 
     b: Any
 

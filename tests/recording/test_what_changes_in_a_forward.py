@@ -1,4 +1,4 @@
-"""A call is computed again with what it met, also where a forward has changed that."""
+"""A replay has the state of the recorded call, even if a forward changed it since."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,7 +14,7 @@ Change = Callable[[Any], object]
 
 
 class Net(nn.Module):
-    """Has a change made to itself in each forward, before it calls its block."""
+    """Is changed by a function in each forward, before it calls its block."""
 
     def __init__(self, change: Change, *inner: nn.Module) -> None:
         super().__init__()
@@ -457,7 +457,7 @@ def test_a_child_of_another_module_that_a_forward_replaces() -> None:
 
 
 def test_children_that_two_calls_swap_and_swap_back() -> None:
-    """So each forward begins with what stood there as the one before began."""
+    """So each forward begins with the modules that the one before began with."""
 
     class Swaps(nn.Module):
         def __init__(self) -> None:

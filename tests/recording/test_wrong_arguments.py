@@ -1,4 +1,4 @@
-"""What is wrong with an argument is said, with its name and what to give instead."""
+"""An error about an argument has its name, what is wrong, and what to give instead."""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +54,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         r"record\(device=...\): no tensor can be put on 'gpu'",
     ),
     "device, of another machine": (
-        {"device": "fpga"},  # torch's own message of it has a hundred lines
+        {"device": "fpga"},  # torch's own message has a hundred lines
         gradlib.RecordingArgumentError,
         r"\A[^\n]{,400}\Z",
     ),
