@@ -38,7 +38,8 @@ test: $(ready) ## run every test, every snippet and the built site in a real bro
 		--numprocesses=logical --maxprocesses=4 --dist=worksteal
 
 test-stand-in-cuda: $(ready) ## run the tests of a GPU without one, on a stand-in
-	GRADLIB_STAND_IN_CUDA=1 OMP_NUM_THREADS=1 $(python) -m pytest tests/gpu \
+	GRADLIB_STAND_IN_CUDA=1 GRADLIB_TEST_DEVICE=cuda OMP_NUM_THREADS=1 \
+		$(python) -m pytest tests/gpu tests/recorder tests/recording \
 		--numprocesses=logical --maxprocesses=4 --dist=worksteal
 
 site: $(ready) ## build the site into site/; any warning is an error

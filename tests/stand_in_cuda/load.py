@@ -139,6 +139,22 @@ def put_streams(cuda: Any, extension: Any) -> None:
     numbers = count()
     here = threading.local()
 
+    class Event:
+        """A moment of Python's, as whatever a stream was given has been done."""
+
+        def __init__(self, **_: object) -> None:
+            self.moment = 0.0
+
+        def record(self, _: object = None) -> "Event":
+            self.moment = time.perf_counter()
+            return self
+
+        def elapsed_time(self, later: "Event") -> float:
+            return 1000 * (later.moment - self.moment)
+
+        def synchronize(self) -> None:
+            extension.synchronize()
+
     class Stream:
         """A number; all streams are one."""
 
@@ -148,20 +164,11 @@ def put_streams(cuda: Any, extension: Any) -> None:
         def wait_stream(self, stream: "Stream") -> None:
             """Do nothing: whatever the other one was given has been done."""
 
-    class Event:
-        """A moment of Python's, as whatever a stream was given has been done."""
+        def wait_event(self, event: Event) -> None:
+            """Do nothing: it has happened."""
 
-        def __init__(self, **_: object) -> None:
-            self.moment = 0.0
-
-        def record(self, _: object = None) -> None:
-            self.moment = time.perf_counter()
-
-        def elapsed_time(self, later: "Event") -> float:
-            return 1000 * (later.moment - self.moment)
-
-        def synchronize(self) -> None:
-            extension.synchronize()
+        def record_event(self, event: Event | None = None) -> Event:
+            return (event or Event()).record()
 
     class Graph(extension.Graph):
         """A graph, which is captured in any mode."""

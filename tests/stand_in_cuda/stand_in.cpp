@@ -12,6 +12,7 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
@@ -383,6 +384,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
     library.impl("resize_", at::native::resize_);
     library.impl("_reshape_alias", at::native::_reshape_alias);
     library.impl("as_strided", at::native::as_strided_tensorimpl);
+    library.impl("unfold", at::native::unfold);
     library.impl("view", at::native::view);
     library.impl("view_as_real", at::native::view_as_real);
     library.impl("view_as_complex", at::native::view_as_complex);
@@ -390,6 +392,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
     library.impl("set_.source_Storage", Set(at::native::set_));
     library.impl("set_.source_Tensor", at::native::set_tensor_);
     library.impl("set_.source_Storage_storage_offset", at::native::set_storage_cpu_);
+    // As a whole: they would ask for kernels that only CUDA has.
+    for (auto name : {"convolution", "convolution_backward"})
+        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, library) {
