@@ -1,4 +1,4 @@
-"""Programs run from text, with a source that can be read as that of a file can."""
+"""Runs programs from text, whose source can be read as that of a file."""
 
 import linecache
 from itertools import count
@@ -17,7 +17,7 @@ def run(program: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
     Returns:
         The variables.
     """
-    # In a list, where gradlib looks for no names of tensors.
+    # In a list: gradlib would find names of tensors in a dict.
     scope = [{} if names is None else names]
     file = f"<program {next(_numbers)}>"
     lines = program.splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""What releases of torch say of the mistakes that have a code, as docs/data/errors."""
+"""The recorded messages of releases of torch for mistakes that have a code."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "data" / "errors"
 
 
 class Said(NamedTuple):
-    """What a release says of a mistake."""
+    """The error that a release raises for a mistake."""
 
     code: str
     kind: str
@@ -18,7 +18,7 @@ class Said(NamedTuple):
 
 
 def said_by(release: str) -> list[Said]:
-    """Return all that a release says, in the order of the codes."""
+    """Return all errors of a release, in the order of the codes."""
     whole: dict[str, Any] = json.loads((FOLDER / f"{release}.json").read_text())
     return [
         Said(code, *mistake["error"].split(": ", 1))
@@ -35,7 +35,7 @@ def releases() -> list[str]:
 
 
 def messages() -> list[Said]:
-    """Return every error of autograd that releases gradlib runs on raise, each once."""
+    """Return each error of autograd that supported releases raise, once."""
     known = [it for it in releases() if tuple(map(int, it.split("."))) >= OLDEST]
     every = [it for release in known for it in said_by(release)]
     return [it for it in dict.fromkeys(every) if it.kind == "RuntimeError"]

@@ -1,4 +1,4 @@
-"""What a release of torch can tell of a graph."""
+"""What the installed release of torch supports."""
 
 from typing import Any, cast
 

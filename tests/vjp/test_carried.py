@@ -1,4 +1,4 @@
-"""What a loop carries from step to step is named, and code that works detaches it."""
+"""The tensor that a loop carries to its next step is named, and the fix detaches it."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -65,7 +65,7 @@ def a_state_of_the_outer_loop() -> None:
 
 
 def a_state_beside_the_output() -> None:
-    """What the loss is of, and the state, are two outputs of one layer."""
+    """The output for the loss and the state are two outputs of one layer."""
     net, state = nn.GRU(2, 3), torch.zeros(1, 1, 3)
     for _ in range(2):
         y, state = net(torch.ones(4, 1, 2), state)

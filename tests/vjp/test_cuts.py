@@ -1,4 +1,4 @@
-"""What cut the graph of an output is named, where the source shows it."""
+"""The operation that cut the graph is named, where the source shows it."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A default device is a mode that gets hold of calls before torch does."""
+"""A default device is a mode, which sees calls before torch does."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 
 def explained(name: str) -> str:
-    """Return what is added to the error of a call that needs a vector."""
+    """Return the note on the error of a call that needs a vector."""
     leaf = torch.ones(3, requires_grad=True)
     with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
         CALLS[name](2 * leaf, leaf)

@@ -1,4 +1,4 @@
-"""Every way an autograd call goes wrong is told, before the graph is used."""
+"""Every mistake in an autograd call is found before the graph is used."""
 
 import re
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Call:
     f: Callable[[Any], Any] = lambda x: sum((it**2).sum() for it in tensors_in(x))
 
     def diagnosis(self) -> Diagnosis | None:
-        """Return what is wrong with it."""
+        """Return what is wrong with the call."""
         return diagnose(read_arguments(self.y, self.x, self.v, **self.options))
 
     def grad(self) -> Any:
@@ -81,7 +81,7 @@ def gathered(gather: Callable[[list[Tensor]], Tensor]) -> Call:
 
 
 class Gather(torch.autograd.Function):
-    """Stands for the one of torch.nn.parallel, which wants several GPUs."""
+    """Stands for the Gather of torch.nn.parallel, which needs several GPUs."""
 
     @staticmethod
     def forward(_: Any, *losses: Tensor) -> Tensor:
@@ -112,13 +112,13 @@ def inference_input() -> Call:
 
 
 def of_another(change: Callable[[Tensor], Any], **options: Any) -> Call:
-    """A call for what was not computed from the input, but from a tensor it is of."""
+    """A call whose input is computed from the tensor that the output comes from."""
     w = vector()
     return Call((w**2).sum(), change(w), None, options)
 
 
 def downstream() -> Call:
-    """Outputs and inputs the wrong way round."""
+    """A call with outputs and inputs swapped."""
     x = torch.tensor(3.0, requires_grad=True)
     return Call(x, x**2, f=lambda x: x**2)
 
@@ -129,7 +129,7 @@ def model_call(x: Callable[[nn.Module], Any]) -> Call:
 
 
 def split_sibling() -> Call:
-    """Two outputs of one operation: only the first was used."""
+    """A call with respect to the unused one of two outputs of one operation."""
     first, second = vector().split(2)
     return Call((first**2).sum(), second)
 

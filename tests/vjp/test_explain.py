@@ -44,7 +44,7 @@ each_function = pytest.mark.parametrize("name", FUNCTIONS)
 
 
 def slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The Jacobian by central differences: nothing of autograd takes part."""
+    """Return the Jacobian by central differences, without autograd."""
     step = 1e-6
     flat = x.detach().flatten()
     columns = [
@@ -102,7 +102,7 @@ def test_a_scalar_needs_no_grad_outputs() -> None:
 
 
 def two_of_each() -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Outputs of which the second does not depend on the second input."""
+    """Return outputs, of which the second does not depend on the second input."""
     a = torch.randn(3, dtype=torch.float64, requires_grad=True)
     b = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
     outputs = [a.sum() * b, a**3]
@@ -172,7 +172,7 @@ def test_gradient_edges_are_outputs_and_inputs_too() -> None:
     assert_close(explanation.jacobian, torch.diag(2 * x.detach()))
 
 
-# What it leaves alone
+# What `explain_vjp` leaves unchanged
 
 
 def test_the_graph_can_be_used_again_and_no_grad_is_touched() -> None:
@@ -253,7 +253,7 @@ def test_it_keeps_neither_the_graph_nor_a_tensor_alive(aliased: bool) -> None:
 def test_it_keeps_the_values_there_were() -> None:
     x = torch.randn(3, requires_grad=True)
     v = torch.ones(3)
-    explanation = gradlib.explain_vjp(x.view(3), x, v)  # whose gradient is v itself
+    explanation = gradlib.explain_vjp(x.view(3), x, v)  # the gradient is v itself
     before = str(explanation)
     v.fill_(7)
     assert explanation.result.tolist() == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""`explain_errors` adds one note to errors of autograd, and touches no other."""
+"""`explain_errors` adds one note to errors of autograd, and to no others."""
 
 import re
 import traceback
@@ -21,7 +21,7 @@ from .programs import run
 from .recorded_errors import Said, messages
 from .releases import where_shown
 
-# What is said before autograd is asked, or while torch fails to say what is wrong.
+# Errors raised before autograd runs, or while torch builds its own message.
 NOT_TOLD = re.compile(
     r"bool(ean)? value of Tensor|The size of tensor"
     r"|Output \d of \w+ is a view|Expected one of .* device type"
@@ -36,7 +36,7 @@ def notes(error: BaseException) -> list[str]:
 
 
 def note_of(fail: Callable[[], object]) -> str:
-    """Run what fails, and return the one note that its error got."""
+    """Run a function that fails, and return the one note on its error."""
     with pytest.raises(Exception) as caught, gradlib.explain_errors():  # noqa: PT011 (any)
         fail()
     (note,) = notes(caught.value)
@@ -108,7 +108,7 @@ def test_too_few_vectors_are_that_and_not_of_another_shape() -> None:
 @pytest.mark.parametrize("first", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("count", [3, 4])
 def test_a_complex_output_that_is_not_the_first(first: torch.dtype, count: int) -> None:
-    """As torch looks for its place it compares tensors, and raises what comes of it."""
+    """To find the index of an output torch compares tensors, and raises the result."""
     second = torch.complex64 if first == torch.float32 else torch.float32
     a = torch.randn(3, dtype=first, requires_grad=True)
     b = torch.randn(count, dtype=second, requires_grad=True)
@@ -422,7 +422,7 @@ def saved(ctx: Any) -> Tensor:
 
 
 class SquaredByHelper(Squared):
-    """Asks a helper for what it has saved."""
+    """Reads its saved tensors in a helper function."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -480,7 +480,7 @@ def test_a_call_that_torch_makes_is_explained() -> None:
 
 
 def code_by_words(said: Said) -> str | None:
-    """Return the code that the words of an error tell, whatever the mistake is."""
+    """Return the code that follows from the message of an error alone."""
     if NOT_TOLD.match(said.message):
         return None
     if said.code == "GL113":
@@ -501,13 +501,13 @@ def test_what_every_release_says_gets_its_code(said: Said) -> None:
 
 @pytest.mark.parametrize("wording", WORDINGS, ids=lambda it: it.words[:40])
 def test_each_wording_was_said_by_a_release(wording: Wording) -> None:
-    here = str(error_of(vector().numpy))  # which no recording has
+    here = str(error_of(vector().numpy))  # no recording has this error
     every = (here, *(said.message for said in messages()))
     assert any(re.match(wording.words, message) for message in every)
 
 
 class Mistaken(torch.autograd.Function):
-    """Raises in its backward what it was told."""
+    """Raises a given error in its backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, error: Exception) -> Tensor:
@@ -543,7 +543,7 @@ def test_what_a_hook_or_function_raises_is_no_error_of_the_call(
             with pytest.raises(type(error)) as caught:
                 ask(y, x, v)
             assert caught.value is error
-        # What torch would have found after the pass it has not come to.
+        # The unused input, which torch would find only after the pass, is not named.
         with pytest.raises(type(error)), gradlib.explain_errors():
             torch.autograd.grad(y, [x, unused], v)
         assert not hasattr(error, "__notes__")
@@ -580,7 +580,7 @@ def test_a_change_in_place_is_named_in_old_words_too(shape: str, name: str) -> N
     y: Any = Mistaken.apply(vector(), error)
     with pytest.raises(RuntimeError) as caught, gradlib.explain_errors():
         y.sum().backward()
-    # No node has saved it, so that is a guess.
+    # No node has saved the tensor, so the name is a guess.
     assert f"perhaps `{name}`, which" in notes(caught.value)[0].replace("\n", " ")
     assert hidden is not matrix
 

@@ -1,4 +1,4 @@
-"""What `explain_vjp` says that a call computed, for every kind of v and J."""
+"""How `explain_vjp` says what a call computed, for each kind of v and J."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ import gradlib
 
 
 def said(*call: Any) -> str:
-    """The whole text, without its line breaks."""
+    """Return the whole text, without line breaks."""
     explanation = gradlib.explain_vjp(*call)
     text = str(explanation)
     words = re.sub(r"\n  (?=\S)", " ", text)
@@ -150,7 +150,7 @@ def test_weights_of_an_elementwise_function_multiply_dydx() -> None:
 
 
 def test_ones_are_dydx_where_no_two_outputs_share_an_input() -> None:
-    """As in a batch with one output for each sample."""
+    """A batch with one output for each sample, for example."""
     x = given(5, 3)
     y = nn.Linear(3, 1)(x)
     expected = (

@@ -1,4 +1,4 @@
-"""The code that an explanation ends with runs, and does what its words say."""
+"""The code at the end of an explanation runs, and does what the explanation says."""
 
 import re
 import textwrap

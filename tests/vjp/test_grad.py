@@ -1,4 +1,4 @@
-"""`gradlib.grad` is torch.autograd.grad on good calls, and explains the others."""
+"""`gradlib.grad` equals torch.autograd.grad on good calls, and explains bad ones."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ Grad = Callable[..., Any]
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Tell whether two results are equal bit for bit, form for form."""
+    """Return whether two results are equal in every bit, and in structure."""
     if isinstance(theirs, Tensor):
         bits = torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(
             ours.nan_to_num(), theirs.nan_to_num()
@@ -150,7 +150,7 @@ def test_the_inputs_of_good_calls_are_found_at_once(form: str) -> None:
 
 
 def test_each_node_is_passed_once_on_the_way_to_an_input_that_is_not_there() -> None:
-    """As many ways lead down as there are powers of two: who took each never ends."""
+    """The number of paths doubles at each step: a walk along each would never end."""
     x = h = torch.ones(2, requires_grad=True)
     for _ in range(80):
         h = h * 0.5 + h * 0.5
@@ -347,7 +347,7 @@ def add_one(tensor: Tensor) -> None:
 
 
 class Times(torch.autograd.Function):
-    """A product that saves its factors, and itself."""
+    """A product that saves its factors and its result."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -423,7 +423,7 @@ def test_a_tensor_is_named_by_what_holds_it() -> None:
 
 
 class Cut(torch.autograd.Function):
-    """A function whose backward gives nothing."""
+    """A function whose backward returns None."""
 
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
@@ -475,7 +475,7 @@ def test_what_torch_refuses_itself_it_refuses() -> None:
 def test_handlers_of_torchs_own_errors_work() -> None:
     for code in CASES:
         assert issubclass(CASES[code].error, RuntimeError)
-    for code in ("GL104", "GL114"):  # what torch raises
+    for code in ("GL104", "GL114"):  # the error that torch raises
         assert issubclass(CASES[code].error, TypeError)
 
 
@@ -583,7 +583,7 @@ FLAGS: list[dict[str, bool]] = [
 
 
 def test_no_outputs_in_a_batch() -> None:
-    """Where torch raises an IndexError of its own."""
+    """Here torch itself raises an IndexError."""
     flags = {"is_grads_batched": True, "allow_unused": True}
     x = torch.ones(3, requires_grad=True)
     for vectors in (None, []):

@@ -117,7 +117,7 @@ def test_an_operation_that_takes_no_sparse_gradient(said: str) -> None:
 
 
 class Fails(torch.autograd.Function):
-    """A function of the user's own, whose backward raises."""
+    """A custom function, whose backward raises."""
 
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What torch refuses outside of any pass is explained: leaves in place, and NumPy."""
+"""Errors outside of a backward pass are explained: leaves in place, and NumPy."""
 
 from collections.abc import Callable
 

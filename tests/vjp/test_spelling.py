@@ -1,4 +1,4 @@
-"""The code that an explanation prints runs where the call is, in the caller's names."""
+"""The printed code runs at the place of the call, with the caller's names."""
 
 import ast
 import builtins
@@ -40,7 +40,7 @@ def renamed(program: str) -> str:
 
 
 def error_of(program: str, names: dict[str, Any]) -> Exception:
-    """Run what fails, and return its error."""
+    """Run a function that fails, and return its error."""
     with pytest.raises(Exception) as caught, gradlib.explain_errors():  # noqa: PT011 (any)
         run(program, names)
     return caught.value
@@ -90,7 +90,7 @@ def test_the_fix_of_a_case_runs_in_other_names(case: Case, by: str) -> None:
     assert first_read(code) <= names.keys()
     result = run(code.replace(last, f"result = {last}"), names)["result"]
     assert all(isinstance(it, Tensor) for it in result)
-    # a letter stands only for what has no name: it is bound first
+    # a letter stands only for a tensor without a name, and is bound first
     assert letters_in(code) <= {it[0] for it in re.findall(r"^(\w+) = ", code, re.M)}
 
 
@@ -410,7 +410,7 @@ def test_the_variable_of_a_comprehension_is_a_name_there() -> None:
 
 
 class Curious:
-    """Tells when somebody looks at it more closely than by a variable."""
+    """Notes any look at it beyond reading the variable."""
 
     def __init__(self, scores: Tensor) -> None:
         self.asked = 0
