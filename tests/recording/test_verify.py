@@ -101,7 +101,7 @@ def test_of_many_disagreements_the_first_are_printed(
     assert "and 10 more, all in .disagreements" in lines
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     ("factor", "error"), [(1.0, 1 / 2), (4.0, 1 / 2), (-2.0, 2.0), (1.998, 1e-3)]
 )
