@@ -142,6 +142,7 @@ def test_in_parts_into_out_and_through_a_graph(
             torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.cpu  # on a GPU so few samples are computed in one part
 @pytest.mark.parametrize("widths", [(30, 6, 2, 6, 30), (3, 12, 30)])
 @pytest.mark.parametrize("ends", list(itertools.product([False, True], repeat=2)))
 def test_the_last_product_is_written_into_the_result(
@@ -621,7 +622,7 @@ def test_inside_a_transform_of_torch_func() -> None:
         torch.randn(3, dtype=torch.float64),
         torch.randn(4, 2, dtype=torch.float64),
         torch.randn(4, 5, 3, dtype=torch.float64),
-        torch.eye(3, dtype=torch.float64).to_sparse(),
+        torch.eye(3, dtype=torch.float64, device="cpu").to_sparse(),
         [1.0],
     ],
     ids=lambda x: f"{type(x).__name__}{list(getattr(x, 'shape', []))}",
