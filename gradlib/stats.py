@@ -185,7 +185,7 @@ def _std(values: Tensor, mean: Number, norm: Number) -> Number:
 def _count_zeros(values: Tensor) -> Tensor:
     """Count the zeros among floating-point values, which are overwritten.
 
-    On a CPU count_nonzero() branches at every entry, and takes twenty times as long
+    On a CPU count_nonzero() branches at every entry, and takes several times as long
     where zeros are scattered, as behind a ReLU.
     """
     is_exact = values.numel() <= 2**24  # the largest count that float32 has
