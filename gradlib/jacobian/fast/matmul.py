@@ -59,9 +59,9 @@ def multiplied(v: Tensor, matrix: Tensor, into: Tensor | None = None) -> Tensor:
     """
     if v.dim() > matrix.dim() and v.numel() <= TURNED * v.shape[0]:
         v = v.contiguous()
-    if prefers_onednn(v, matrix):
-        return _by_onednn(v, matrix.mT, None)
-    return _by_torch(v, matrix, into)
+    if _is_small(v, matrix.size(-1)) or not prefers_onednn(v, matrix):
+        return _by_torch(v, matrix, into)
+    return _by_onednn(v, matrix.mT, None)
 
 
 def _by_torch(v: Tensor, matrix: Tensor, into: Tensor | None) -> Tensor:

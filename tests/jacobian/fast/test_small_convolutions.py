@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.jacobian.fast import kernels
-from gradlib.jacobian.fast.chains import bends, convolutions, mapped, through_maps
+from gradlib.jacobian.fast.chains import convolutions, mapped, through_maps
 from gradlib.jacobian.fast.chains.bends import Bend
 from gradlib.jacobian.fast.chains.convolutions import plain_images, small_images
 
@@ -214,7 +214,7 @@ def test_channels_stay_first_on_the_way(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     are_first: list[bool] = []
-    steps = through_maps._CHANNELS_FIRST  # pyright: ignore[reportPrivateUsage] (watched)
+    steps = through_maps._CHANNELS_FIRST.steps  # pyright: ignore[reportPrivateUsage] (watched)
     grouped = steps[nn.GroupNorm]
 
     def noting(module: nn.GroupNorm, x: Tensor) -> Any:
@@ -303,15 +303,15 @@ def test_no_rows_at_all() -> None:
 @pytest.mark.cpu  # a GPU's convolutions return them as they like
 def test_channels_are_last_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     are_last: list[bool] = []
-    pulled = bends.pulled
+    times_slope = Bend.times_slope
 
-    def noting(v: Tensor, passed: list[Bend], *, ours: bool) -> Tensor:
-        both = v[0], passed[0].value  # the first vectors are the same for all samples
+    def noting(bend: Bend, v: Tensor, **how: bool) -> Tensor:
+        both = v[0], bend.value  # the first vectors are the same for all samples
         last = torch.channels_last
         are_last.extend(it.is_contiguous(memory_format=last) for it in both)
-        return pulled(v, passed, ours=ours)
+        return times_slope(bend, v, **how)
 
-    monkeypatch.setattr(bends, "pulled", noting)
+    monkeypatch.setattr(Bend, "times_slope", noting)
     body = nn.Conv2d(2, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.Tanh()
     model = nn.Sequential(*body, nn.Flatten(), nn.Linear(512, 3)).double()
     require_same(model, double(10, 2, 12, 12))

@@ -27,8 +27,31 @@ class Bend(NamedTuple):
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
-        made = pulled(v, [self], ours=ours)
+        alone = not grad_is_enabled()
+        made = self.times_slope(v, ours=ours and alone and v.dim() > 2, alone=alone)
         return made, ours or made is not v
+
+    def times_slope(self, v: Tensor, *, ours: bool, alone: bool) -> Tensor:
+        """Return vectors ``(batch, count, ...)`` times the slope.
+
+        Args:
+            v: The vectors; without a batch axis they are the same for all samples.
+            ours: Whether they may be overwritten; they have a batch axis then.
+            alone: Whether no graph keeps what is computed.
+        """
+        (module, known), value = self
+        assert known is not None, "a convolution is not elementwise"
+        if known.factor is not None and v.dim() > 2:  # the slope is a single number
+            factor = known.factor(module)
+            if factor == 1:
+                return v
+            return v.mul_(factor) if ours else v * factor
+        value = value.unsqueeze(1)
+        if known.cuts or v.shape[1 if v.dim() > 2 else 0] < 2:
+            return known.pull(module, v, value, ours)
+        # Computing the slope costs more than a product, so it is done once.
+        slope = known.pull(module, torch.ones_like(value), value, alone)
+        return v.mul_(slope) if ours else v * slope
 
 
 def bent(
@@ -49,22 +72,33 @@ def bent(
         bends.append(Bend(layers[0], x))
         ours = False
     for number, layer in enumerate(layers[len(bends) :], 1 + len(bends)):
-        known = layer.pointwise
-        assert known is not None, "a convolution is not elementwise"
         needless = last and number == len(layers)
-        if known.looks_at == "y" or (known.looks_at == "either" and not needless):
-            if ours and known.overwrite is not None:
-                x = known.overwrite(layer.module, x)
-            else:
-                x = known.forward(layer.module, x)
-            bends.append(Bend(layer, x))
-            ours = False
-        else:
-            bends.append(Bend(layer, x))
-            if not needless:
-                x = known.forward(layer.module, x)
-                ours = not grad_is_enabled()
+        value, x, is_new = passed(layer, x, ours=ours, needless=needless)
+        bends.append(Bend(layer, value))
+        ours = is_new and not grad_is_enabled()
     return bends, x
+
+
+def passed(
+    layer: Layer, x: Tensor, *, ours: bool, needless: bool = False
+) -> tuple[Tensor, Tensor, bool]:
+    """Go forward through an elementwise layer.
+
+    Args:
+        layer: The layer.
+        x: Its input, ``(batch, ...)``.
+        ours: Whether x may be overwritten.
+        needless: Whether the output is not needed; then it may be wrong.
+
+    Returns:
+        The value that its slope needs, its output, and whether that is a third tensor.
+    """
+    module, known = layer
+    assert known is not None, "a convolution is not elementwise"
+    if known.looks_at == "y" or (known.looks_at == "either" and not needless):
+        y = ((ours and known.overwrite) or known.forward)(module, x)
+        return y, y, False
+    return (x, x, False) if needless else (x, known.forward(module, x), True)
 
 
 def pulled(v: Tensor, bends: Sequence[Bend], *, ours: bool = False) -> Tensor:
@@ -77,18 +111,7 @@ def pulled(v: Tensor, bends: Sequence[Bend], *, ours: bool = False) -> Tensor:
     """
     alone = not grad_is_enabled()  # no graph keeps what is overwritten
     ours = ours and alone and v.dim() > 2
-    for (module, known), value in reversed(bends):
-        assert known is not None, "a convolution is not elementwise"
-        if known.factor is not None and v.dim() > 2:  # the slope is a single number
-            factor = known.factor(module)
-            if factor != 1:
-                v, ours = v.mul_(factor) if ours else v * factor, alone
-            continue
-        value = value.unsqueeze(1)
-        if known.cuts or v.shape[1 if v.dim() > 2 else 0] < 2:
-            v = known.pull(module, v, value, ours)
-        else:  # computing the slope costs more than a product, so it is done once
-            slope = known.pull(module, torch.ones_like(value), value, alone)
-            v = v.mul_(slope) if ours else v * slope
-        ours = alone
+    for bend in reversed(bends):
+        made = bend.times_slope(v, ours=ours, alone=alone)
+        v, ours = made, alone and (ours or made is not v)
     return v

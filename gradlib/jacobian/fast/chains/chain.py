@@ -63,8 +63,8 @@ class Chain(NamedTuple):
         ins: How many entries of a sample the first linear layer gets.
         outs: How many entries of a sample the last one returns.
         order: The order in which the Jacobians of the linear layers are multiplied.
-        kept: How many entries of a sample are kept for the slopes of elementwise
-            layers, and for the softmax.
+        entries: How many entries a sample takes at once, without the last product.
+        folds: Whether a batch norm stands beside a matrix, and is folded into it.
         size: The shape of a sample of the output, before its axis is taken away.
         replays: Its replays on a GPU, if a chain of its form was met before.
     """
@@ -78,7 +78,8 @@ class Chain(NamedTuple):
     ins: int
     outs: int
     order: orders.Order
-    kept: int
+    entries: int
+    folds: bool
     size: tuple[int, ...]
     replays: Replays | None = None
 
@@ -225,7 +226,12 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
         kept += widths[-1] * widths[-2]
     ends = widths[0], widths[-1]
     shape = maps.size if is_image else (widths[-1],)
-    return Chain(x, maps, linears, bends, softmax, squeezed, *ends, order, kept, shape)
+    entries = order.each + kept
+    if maps.layers:  # the vectors that go back are held beside their gradients
+        entries += maps.entries + widths[-1] * (maps.outs + maps.live)
+    folds = any(it.pointwise is BATCH_NORM for it in joined.from_iterable(bends))
+    held = entries, folds, shape
+    return Chain(x, maps, linears, bends, softmax, squeezed, *ends, order, *held)
 
 
 def _is_over_entries(softmax: Any) -> bool:

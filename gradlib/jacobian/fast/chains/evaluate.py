@@ -192,7 +192,8 @@ def _factors(chain: Chain, h: Tensor) -> tuple[Factors, Tensor]:
         if layers:
             last = needless and place == reach - 1
             bends[place], h = bent(layers, h, ours=place > 0, last=last, begun=begun)
-    return _folded([it.weight for it in chain.linears], bends), h
+    matrices = [it.weight for it in chain.linears]
+    return (_folded if chain.folds else Factors)(matrices, bends), h
 
 
 def _folded(matrices: list[Tensor], bends: list[list[Bend]]) -> Factors:

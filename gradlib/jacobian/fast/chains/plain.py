@@ -83,7 +83,8 @@ class PlainNet(NamedTuple):
             False,
             *(widths[0], widths[-1]),
             order,
-            sum(widths[1:-1]),
+            order.each + sum(widths[1:-1]),
+            False,
             widths[-1:],
         )
 

@@ -96,7 +96,7 @@ def turned(weight: Tensor, _: None = None) -> Tensor:
         raise UnknownError("it is of another kind")
     if weight.dim() != 2 or not vars(weight).keys().isdisjoint(TURNING):
         raise UnknownError("it is no matrix, or has a name of its own for that")
-    if grad_is_enabled():
+    if not weight.requires_grad or grad_is_enabled():
         return _transposed(weight)
     enable_grad(True)
     try:

@@ -40,7 +40,7 @@ SMALL_ON_GPU = 2**25
 
 def samples_at_once(chain: Chain) -> int:
     """Return how many samples of a chain are computed in one part."""
-    samples, entries = chain.x.shape[0], _entries(chain)
+    samples, entries = chain.x.shape[0], chain.entries
     if samples * entries <= IN_CACHE:
         return samples
     most = in_caches(chain.x)
@@ -70,10 +70,8 @@ def has_room(chain: Chain, out: Any, max_bytes: int | None) -> bool:
         return False
     entries = 0 if out is not None else chain.x.numel() * chain.outs
     most = SMALL if chain.x.device.type == "cpu" else SMALL_ON_GPU
-    if max_bytes is None and not chain.maps.layers:
-        inside = chain.order.entries + chain.kept * chain.x.shape[0]
-        if inside < most and entries < most:
-            return True
+    if max_bytes is None and chain.entries * chain.x.shape[0] + entries <= most:
+        return True
     needs = bytes_of_parts(chain) + entries * chain.x.element_size()
     if max_bytes is None:
         small = most * chain.x.element_size()
@@ -84,16 +82,7 @@ def has_room(chain: Chain, out: Any, max_bytes: int | None) -> bool:
 def bytes_of_parts(chain: Chain) -> int:
     """Return how many bytes the products of one part take."""
     samples = min(chain.x.shape[0], samples_at_once(chain))
-    return _entries(chain) * samples * chain.x.element_size()
-
-
-def _entries(chain: Chain) -> int:
-    """Return how many entries a sample takes, without the last product."""
-    entries, maps = chain.order.each + chain.kept, chain.maps
-    if not maps.layers:
-        return entries
-    # The vectors that go back are held beside their gradients.
-    return entries + maps.entries + chain.outs * (maps.outs + maps.live)
+    return chain.entries * samples * chain.x.element_size()
 
 
 def _is_good(out: Any, chain: Chain) -> bool:

@@ -5,14 +5,12 @@ samples back through one layer.
 """
 
 from collections.abc import Sequence
-from itertools import chain as joined
 
 from torch import Tensor
 
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import Layer
-from gradlib.jacobian.fast.chains.norms import BATCH_NORM
 from gradlib.jacobian.fast.chains.order import is_by_rows
 from gradlib.jacobian.fast.chains.plain import Parameters
 from gradlib.jacobian.fast.matmul import TORCH, Library
@@ -20,13 +18,11 @@ from gradlib.jacobian.fast.matmul import TORCH, Library
 
 def goes_by_rows(chain: Chain) -> bool:
     """Tell whether a chain has such layers only, and rows are the cheapest order."""
+    if chain.maps.layers or chain.softmax is not None or chain.folds:
+        return False
     first, *between, last = chain.bends
     if first or last or not between or not all(between):
         return False
-    if chain.maps.layers or chain.softmax is not None:
-        return False
-    if any(it.pointwise is BATCH_NORM for it in joined.from_iterable(between)):
-        return False  # it is folded into a matrix
     return is_by_rows(chain.order.tree)
 
 

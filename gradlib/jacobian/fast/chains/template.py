@@ -97,8 +97,11 @@ def _stage(stage: Stage, number_of: NumberOf) -> Make | None:
 
 def _module(module: Any, number_of: NumberOf) -> Make | None:
     if type(module) is Linear:
-        tensors = _all(module, (_module(it, number_of) for it in module))
-        return tensors and (lambda values: Linear(*tensors(values)))
+        makes = [_module(it, number_of) for it in module]
+        if not any(makes):
+            return None
+        weight, bias = map(_or_kept, makes, module)
+        return lambda values: Linear(weight(values), bias(values))
     number = number_of(module)
     return None if number is None else itemgetter(number)
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import add
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast.chains.bends import Bend, bent
+from gradlib.jacobian.fast.chains.bends import Bend, passed
 from gradlib.jacobian.fast.chains.convolutions import (
     Convolved,
     channels_last,
@@ -142,12 +142,15 @@ def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
         x: Their input, ``(batch, *in)``.
         count: How many vectors of each sample will go back.
     """
-    if x.dim() == 4 and is_few(x, maps.first_images // max(1, count)):
+    if not maps.layers:
+        return [], x
+    if x.dim() != 4:
+        seen, y = _forward(maps.layers, x, _VECTORS)
+    elif is_few(x, maps.first_images // max(1, count)):
         return _forward(maps.layers, x.contiguous(), _CHANNELS_FIRST)
-    if maps.layers and x.dim() == 4:
-        x = channels_last(x)
-    seen, y = _forward(maps.layers, x, _CHANNELS_LAST)
-    return [*seen, ChannelsLast()] if seen else seen, y
+    else:
+        seen, y = _forward(maps.layers, channels_last(x), _CHANNELS_LAST)
+    return [*seen, ChannelsLast()], y
 
 
 def backward(seen: Seen, v: Tensor) -> Tensor:
@@ -173,31 +176,31 @@ def backward_alike(seen: Seen, v: Tensor) -> tuple[Seen, Tensor]:
     return seen[:last], pulled_back(seen[last:], v, ours=False)[0]
 
 
-def _forward(layers: Sequence[Any], x: Tensor, of: "_Steps") -> tuple[Seen, Tensor]:
+def _forward(layers: Sequence[Any], x: Tensor, kind: "_Kind") -> tuple[Seen, Tensor]:
     seen: Seen = []
-    ours = False
+    ours, alone = False, not grad_is_enabled()
     for layer in layers:
         if type(layer) is Joined:
-            (one, y), (other, z) = (_forward(way, x, of) for way in layer.ways)
-            x, gates = put_together(layer.by, y, z, _laid_out(of))
+            (one, y), (other, z) = (_forward(way, x, kind) for way in layer.ways)
+            x, gates = put_together(layer.by, y, z, kind.laid_out)
             seen.append(Forked(*map(add, (one, other), gates)))
-            ours = True
+            ours = alone
         elif type(layer) is Woven:
-            step, x = _interwoven(layer, x, of)
+            step, x = _interwoven(layer, x, kind)
             seen.append(step)
-            ours = True
+            ours = alone
         elif layer.pointwise is None:
-            step, x = of[type(layer.module)](layer.module, x)
+            step, x = kind.steps[type(layer.module)](layer.module, x)
             seen.append(step)
-            ours = True
+            ours = alone
         else:
-            (bend,), x = bent([layer], x, ours=ours, last=False)
-            seen.append(Bend(layer, _laid_out(of)(bend.value)))
-            ours = False
+            value, x, ours = passed(layer, x, ours=ours)
+            seen.append(Bend(layer, kind.laid_out(value)))
+            ours = ours and alone
     return seen, x
 
 
-def _interwoven(layer: Woven, x: Tensor, of: "_Steps") -> tuple[Interwoven, Tensor]:
+def _interwoven(layer: Woven, x: Tensor, kind: "_Kind") -> tuple[Interwoven, Tensor]:
     values = [x]
     steps: list[tuple[list[Seen], tuple[int, ...]]] = []
     for layers, by, given in layer.stages:
@@ -205,18 +208,13 @@ def _interwoven(layer: Woven, x: Tensor, of: "_Steps") -> tuple[Interwoven, Tens
             value, ways = gathered([values[number] for number in given])
         elif by:
             y, z = (values[number] for number in given)
-            value, ways = put_together(by, y, z, _laid_out(of))
+            value, ways = put_together(by, y, z, kind.laid_out)
         else:
-            seen, value = _forward(layers, values[given[0]], of)
+            seen, value = _forward(layers, values[given[0]], kind)
             ways = [seen]
         values.append(value)
         steps.append((ways, given))
     return Interwoven(steps), values[-1]
-
-
-def _laid_out(of: "_Steps") -> Callable[[Tensor], Tensor]:
-    """Return the function that gives kept tensors the memory layout of the vectors."""
-    return _last_in_memory if of is _CHANNELS_LAST else _as_it_is
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -299,27 +297,44 @@ def _picked(module: nn.MaxPool2d, x: Tensor) -> tuple[Picked, Tensor]:
     return Picked(places, x.shape[2:]), y
 
 
-_Steps: TypeAlias = dict[type[Any], Callable[[Any, Tensor], tuple[Step, Tensor]]]
+class _Kind(NamedTuple):
+    """How layers are gone through, for one kind of samples.
 
-_CHANNELS_LAST: _Steps = {
-    nn.Conv2d: convolved,
-    nn.Linear: _multiplied,
-    Linear: _multiplied,
-    Summed: _summed,
-    Taken: _taken,
-    nn.GroupNorm: normed,
-    nn.LayerNorm: normed,
-    nn.BatchNorm1d: scaled,
-    nn.BatchNorm2d: scaled,
-    nn.AdaptiveAvgPool2d: _averaged_in_parts,
-    nn.AvgPool2d: _averaged,
-    nn.MaxPool2d: _picked,
-}
+    Attributes:
+        steps: By type of layer, a function of it and its input ``(batch, ...)``. It
+            returns the step back, and the output.
+        laid_out: Gives kept tensors the memory layout of the vectors that go back.
+    """
 
-_CHANNELS_FIRST: _Steps = {
-    **_CHANNELS_LAST,
-    nn.Conv2d: partial(convolved, last=False),
-    nn.GroupNorm: grouped,
-}
-"""The same with channels first in memory, as small convolutions and kernels of group
-norms are faster so."""
+    steps: dict[type[Any], Callable[[Any, Tensor], tuple[Step, Tensor]]]
+    laid_out: Callable[[Tensor], Tensor]
+
+
+_VECTORS = _Kind(
+    {
+        nn.Conv2d: convolved,
+        nn.Linear: _multiplied,
+        Linear: _multiplied,
+        Summed: _summed,
+        Taken: _taken,
+        nn.GroupNorm: normed,
+        nn.LayerNorm: normed,
+        nn.BatchNorm1d: scaled,
+        nn.BatchNorm2d: scaled,
+        nn.AdaptiveAvgPool2d: _averaged_in_parts,
+        nn.AvgPool2d: _averaged,
+        nn.MaxPool2d: _picked,
+    },
+    _as_it_is,
+)
+_CHANNELS_LAST = _Kind(_VECTORS.steps, _last_in_memory)
+_CHANNELS_FIRST = _Kind(
+    {
+        **_VECTORS.steps,
+        nn.Conv2d: partial(convolved, last=False),
+        nn.GroupNorm: grouped,
+    },
+    _as_it_is,
+)
+"""Images with channels last in memory, or first, as small convolutions and kernels of
+group norms are faster so."""
