@@ -49,6 +49,7 @@ from gradlib.jacobian.per_sample import (
     plan_jacobian,
 )
 from gradlib.jacobian.plan import Plan
+from gradlib.opaque import NotSaved
 from gradlib.recorder.record import record
 from gradlib.recording.call import Call, Pass
 from gradlib.recording.comparison import Comparison, Unmatched
@@ -57,7 +58,6 @@ from gradlib.recording.nonfinite import Nonfinite
 from gradlib.recording.recording import Recording, load_recording
 from gradlib.recording.verification import Skipped, Verification
 from gradlib.stats import TensorStats, tensor_stats
-from gradlib.storage import NotSaved
 from gradlib.vjp.explain import explain_vjp
 from gradlib.vjp.explain_errors import explain_errors
 from gradlib.vjp.explanation import VJPExplanation

@@ -7,7 +7,31 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from gradlib.storage import NotSaved
+
+class NotSaved:
+    """Stands for a value that a recording, or its file, cannot hold.
+
+    Attributes:
+        text: The name of the value's class, or its ``repr``.
+    """
+
+    # Not a dataclass: those are opened like tuples, and this is one value.
+
+    def __init__(self, text: str) -> None:
+        """Take the text that describes the value."""
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether `other` is a `NotSaved` with the same `text`."""
+        return isinstance(other, NotSaved) and other.text == self.text
+
+    def __hash__(self) -> int:
+        """Agree with ``==``, so that a `NotSaved` can be a key."""
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        """Show the text that describes the value."""
+        return f"NotSaved({self.text})"
 
 
 def keep_opaque(value: object) -> Any:

@@ -1,22 +1,20 @@
 """Numbers that describe tensors."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from typing import Any, TypeAlias, TypeVar, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias, cast
 
 import torch
-from torch import Tensor, nn
-from torch.masked import MaskedTensor
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from gradlib.errors import RecordingArgumentError, in_brief
+from gradlib.errors import RecordingArgumentError
+from gradlib.plain_tensors import wide
 from gradlib.render import Table
-from gradlib.sharded import own_part
+from gradlib.subclasses import UnknownToClassError, if_known
+from gradlib.wording import in_brief
 
 linalg = cast(Any, torch.linalg)
-
-Result = TypeVar("Result")
 
 Number: TypeAlias = Tensor | float | complex
 """A number, or a tensor of no dimension that holds it, on any device."""
@@ -244,30 +242,6 @@ def _norm(values: Tensor | TensorStats) -> float:
         return math.nan
 
 
-class UnknownToClassError(Exception):
-    """A tensor subclass does not support what was to be computed."""
-
-
-def if_known(compute: Callable[[], Result], tensors: Iterable[Tensor]) -> Result:
-    """Return the result of `compute`, which uses `tensors`.
-
-    Raises:
-        UnknownToClassError: `compute` raised something, and one of the tensors is of a
-            subclass: for what it does not support it may raise anything.
-    """
-    try:
-        return compute()
-    except Exception as error:
-        if not any(map(is_of_other_class, tensors)):
-            raise
-        raise UnknownToClassError from error
-
-
-def is_of_other_class(tensor: Tensor) -> bool:
-    """Tell whether a tensor is of a subclass, which may replace what torch does."""
-    return type(tensor) not in (Tensor, nn.Parameter)
-
-
 def _sum_of_squares_root(values: Tensor) -> Tensor:
     # In float32 the square of a vanished gradient would be zero.
     precise = torch.complex128 if values.is_complex() else torch.float64
@@ -280,50 +254,6 @@ def count_nonfinite(values: Tensor) -> Tensor:
     return torch.count_nonzero(values - values)
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """Return a dense tensor of at least float32; a nested one in one row.
-
-    Masked-out entries are zeros, as their gradients are. A DTensor gives this process's
-    part: getting the others would mean waiting.
-    """
-    tensor = own_part(tensor)
-    if tensor.is_nested:
-        parts = [part.flatten() for part in tensor.unbind()]
-        values = torch.cat(parts) if parts else torch.empty(0, device=tensor.device)
-    elif isinstance(tensor, MaskedTensor):
-        values: Tensor = cast(Any, tensor).to_tensor(0)
-    else:
-        values = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    if values.is_quantized:
-        return values.dequantize()
-    if not (values.is_cpu or values.is_meta):
-        _require_numbers(values.dtype)
-    return values.to(_wider(values.dtype))
-
-
 def largest(numbers: Iterable[float]) -> float | None:
     """Return the largest number, NaN before all others; ``None`` if there is none."""
     return max(numbers, key=lambda it: math.inf if math.isnan(it) else it, default=None)
-
-
-def is_inexact(dtype: torch.dtype) -> bool:
-    """Tell whether a dtype is floating point or complex: only these have gradients."""
-    return dtype.is_floating_point or dtype.is_complex
-
-
-def _wider(dtype: torch.dtype) -> torch.dtype:
-    if not is_inexact(dtype):
-        return torch.float64
-    if dtype.itemsize == 1:  # float8 dtypes cannot be promoted
-        return torch.float32
-    return torch.promote_types(dtype, torch.float32)
-
-
-@cache
-def _require_numbers(dtype: torch.dtype) -> None:
-    """Raise, on the CPU, for a dtype that torch does not turn into numbers.
-
-    A GPU's kernel does not refuse such a dtype: it fails, and this process can compute
-    nothing more on that GPU.
-    """
-    torch.empty(1, dtype=dtype, device="cpu").to(_wider(dtype))

@@ -3,7 +3,7 @@
 import pytest
 
 import gradlib
-from gradlib.errors import with_article
+from gradlib.wording import with_article
 
 
 def kinds() -> list[type[gradlib.GradlibError]]:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradlib import RecordingArgumentError, stats
-from gradlib.stats import if_known, norm, tensor_stats
+from gradlib import RecordingArgumentError, plain_tensors
+from gradlib.stats import norm, tensor_stats
+from gradlib.subclasses import if_known
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ NUMBERS = torch.bool, torch.uint16, torch.float8_e4m3fn, torch.half, torch.compl
 
 
 def test_a_cpu_says_which_those_are_for_all_devices() -> None:
-    require: Any = stats._require_numbers  # pyright: ignore (a GPU alone is spared)
+    require: Any = plain_tensors._require_numbers  # pyright: ignore (a GPU alone is spared)
     for dtype in NUMBERS:
         require(dtype)
     with pytest.raises(NotImplementedError):

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
-from gradlib import storage
+from gradlib import plain_values, storage
 from gradlib.private.tensors import is_copy_on_write, lazy_clone
 from gradlib.recording import saving
 from gradlib.recording.call import CALL_FIELDS, PASS_FIELDS
@@ -553,7 +553,7 @@ def test_a_long_recording_has_room(path: Path) -> None:
 def test_saving_leaves_the_memory_of_the_recording_alone() -> None:
     x = torch.randn(10)
     kept = lazy_clone(x)
-    saved, _ = storage._plain(kept)
+    saved, _ = plain_values._plain(kept)
     assert is_copy_on_write(kept)
     assert_close(saved, x)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.edges import Edge, edge_of, edges_of
-from gradlib.errors import counted
 from gradlib.hook_reports.first_tensor import first_node
 from gradlib.hook_reports.tensor_names import EndAt, NamedEnd, Names, tell_places_apart
 from gradlib.hook_reports.trial import Trial, differentiable, requires_grad
 from gradlib.tree import Tree
+from gradlib.wording import counted
 
 MOST_NODES, MOST_ROWS = 14, 6
 """How many nodes a picture shows at most, and in how many rows."""

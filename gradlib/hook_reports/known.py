@@ -20,7 +20,7 @@ from gradlib.hook_reports.tensor_names import (
     with_gradients,
 )
 from gradlib.hook_reports.trial import Trial, cotangent, differentiable, uses_in
-from gradlib.stats import is_inexact
+from gradlib.plain_tensors import is_inexact
 from gradlib.tree import Tree
 
 TOTAL = "{} with its use in other outputs"

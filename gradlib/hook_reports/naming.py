@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gradlib.stats import is_inexact
+from gradlib.plain_tensors import is_inexact
 
 MOST_DIMENSIONS = 5  # up to so many, every order of the dimensions is tried
 

@@ -12,14 +12,7 @@ from warnings import catch_warnings, simplefilter
 import torch
 from torch import Tensor, nn
 
-from gradlib.errors import (
-    NotAModuleError,
-    NotCopyableError,
-    UnknownKindError,
-    in_brief,
-    listed,
-    no_module,
-)
+from gradlib.errors import NotAModuleError, NotCopyableError, UnknownKindError
 from gradlib.hook_reports.copying import backward_hooks_inside
 from gradlib.hook_reports.graph import CallGraph
 from gradlib.hook_reports.hooked_call import HookedCall
@@ -35,6 +28,7 @@ from gradlib.private.hooks import any_global_backward_hook
 from gradlib.private.modes import values_are_fake, values_are_stand_ins
 from gradlib.recording.in_words import shape_text
 from gradlib.render import Printable, Table
+from gradlib.wording import in_brief, listed, no_module
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gradlib.edges import Edge, edge_of
-from gradlib.errors import counted
 from gradlib.hook_reports.first_tensor import ENDLESS, first_tensor
 from gradlib.hook_reports.graph import name_of
 from gradlib.hook_reports.hooked_call import HookedCall
@@ -29,6 +28,7 @@ from gradlib.hook_reports.last_node import Variant, variants
 from gradlib.hook_reports.tensor_names import COMPUTED, OUTSIDE
 from gradlib.hook_reports.trial import differentiable, requires_grad
 from gradlib.tree import tensors_in
+from gradlib.wording import counted
 
 NOT_KNOWN = "not known: it is another gradient at each run"
 

@@ -13,15 +13,11 @@ from torch import Tensor, nn
 from torch.masked import MaskedTensor
 from torch.utils.data import DataLoader, Dataset
 
-from gradlib.errors import (
-    JacobianArgumentError,
-    NotDifferentiableDtypeError,
-    in_brief,
-    no_module,
-)
+from gradlib.errors import JacobianArgumentError, NotDifferentiableDtypeError
 from gradlib.jacobian.known_modules import modules_known_to
 from gradlib.private.tensors import has_values
 from gradlib.tree import NAMESPACE, Tree
+from gradlib.wording import in_brief, no_module
 
 Argnums: TypeAlias = int | tuple[int, ...] | str
 """The number of an input, a tuple of them, or ``"parameters"``."""

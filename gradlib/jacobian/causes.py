@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from gradlib.errors import DetachedPathError, listed, with_article
+from gradlib.errors import DetachedPathError
 from gradlib.jacobian.differences import Caller
 from gradlib.jacobian.directions import Meant
 from gradlib.jacobian.graph import Graph, output_path
@@ -11,6 +11,7 @@ from gradlib.jacobian.nodes import differs_from_slopes
 from gradlib.module_hook import without_ours
 from gradlib.private.hooks import any_global_backward_hook, backward_hooks
 from gradlib.selection import modules_of
+from gradlib.wording import listed, with_article
 
 
 def cut_path(

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import (
 )
 from torch.nn.modules.module import register_module_forward_hook
 
-from gradlib.errors import CoupledSamplesError, with_article
+from gradlib.errors import CoupledSamplesError
 from gradlib.jacobian.arguments import input_path
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.differences import Caller, tensors_of
@@ -27,6 +27,7 @@ from gradlib.jacobian.repeatable import (
 )
 from gradlib.selection import modules_of
 from gradlib.tree import tensors_in
+from gradlib.wording import with_article
 
 FEW_SAMPLES = 4
 """With at most this many samples, each pair of them is checked."""

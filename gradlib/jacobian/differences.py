@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gradlib.errors import NotRepeatableError, listed
+from gradlib.errors import NotRepeatableError
 from gradlib.jacobian.again import Called, call_again
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.directions import Meant, Moves, direction
 from gradlib.jacobian.generators import RandomState
+from gradlib.wording import listed
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from gradlib.errors import (
     IndependentOutputError,
     JacobianArgumentError,
     NotPerSampleError,
-    in_brief,
-    listed,
 )
 from gradlib.jacobian.arguments import (
     Arguments,
@@ -32,6 +30,7 @@ from gradlib.private.hooks import hooks_set
 from gradlib.private.nodes import is_packed
 from gradlib.tree import Tree
 from gradlib.vjp.connection import unconnected
+from gradlib.wording import in_brief, listed
 
 
 @dataclass(frozen=True)

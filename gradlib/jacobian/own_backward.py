@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from gradlib.errors import NoSuchWayError, listed
+from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.again import Called
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.compute import explained
@@ -17,6 +17,7 @@ from gradlib.jacobian.differences import Caller, tensors_of
 from gradlib.jacobian.directions import Moves
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import is_out_of_memory
+from gradlib.wording import listed
 
 
 def require_graphs(graph: Graph) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from gradlib.errors import listed
 from gradlib.jacobian import forward, reverse, split
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Piece, detached
 from gradlib.render import Printable, Table
+from gradlib.wording import listed
 
 Way: TypeAlias = Callable[..., Iterator[Piece]]
 

@@ -5,12 +5,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from gradlib.errors import (
-    JacobianArgumentError,
-    NoSuchWayError,
-    OutOfBytesError,
-    in_brief,
-)
+from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import forward, nodes, reverse, split
 from gradlib.jacobian.arguments import is_auto
 from gradlib.jacobian.chunk import CONVOLVED, Passes, chunk_of, convolved_at_once
@@ -18,6 +13,7 @@ from gradlib.jacobian.cut import Cut
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import bytes_of_graph, bytes_of_pass, room_on
 from gradlib.jacobian.plan import BATCHED, FORWARD, SPLIT, WAYS, Plan, in_words
+from gradlib.wording import in_brief
 
 MODES = ("auto", *WAYS)
 

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from optree import PyTreeSpec
 from torch import Tensor, nn
 
-from gradlib.opaque import keep_opaque
+from gradlib.opaque import NotSaved, keep_opaque
 from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_after_others
 from gradlib.private.modes import (
     any_autocast,
@@ -67,8 +67,7 @@ from gradlib.recording import notes
 from gradlib.recording.attributes import nodes_left_in
 from gradlib.recording.state import NO_AUTOCAST, autocast_now
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
-from gradlib.stats import is_of_other_class
-from gradlib.storage import NotSaved
+from gradlib.subclasses import is_of_other_class
 from gradlib.tree import Tree, flatten, flatten_call
 from gradlib.values import Keep
 

@@ -19,13 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gradlib.errors import (
-    NotAModuleError,
-    RecordingArgumentError,
-    UnknownFieldError,
-    in_brief,
-    no_module,
-)
+from gradlib.errors import NotAModuleError, RecordingArgumentError, UnknownFieldError
 from gradlib.finishing import finish
 from gradlib.module_hook import (
     ModuleHook,
@@ -65,6 +59,7 @@ from gradlib.selection import (
 from gradlib.sharded import flattened, is_sharded, swaps_parameters
 from gradlib.stats import tensor_stats
 from gradlib.values import Keep, Transfers, keeper
+from gradlib.wording import in_brief, no_module
 
 
 def record(

@@ -4,10 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gradlib.errors import counted
 from gradlib.recording.difference import Difference
 from gradlib.recording.in_words import NOTHING_IN_BOTH, numbered
 from gradlib.render import Printable, Table
+from gradlib.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,20 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradlib.errors import RecordingArgumentError, in_brief
+from gradlib.errors import RecordingArgumentError
+from gradlib.opaque import NotSaved
+from gradlib.plain_tensors import wide
+from gradlib.plain_values import tensor_of
 from gradlib.private.modes import no_function_modes
 from gradlib.private.tensors import default_tolerances
 from gradlib.recording.trace import CallTrace, Key
-from gradlib.stats import (
-    TensorStats,
-    UnknownToClassError,
-    if_known,
-    tensor_stats,
-    wide,
-)
-from gradlib.storage import NotSaved, tensor_of
+from gradlib.stats import TensorStats, tensor_stats
+from gradlib.subclasses import UnknownToClassError, if_known
 from gradlib.tree import Tree
 from gradlib.values import same_values
+from gradlib.wording import in_brief
 
 T = TypeVar("T")
 

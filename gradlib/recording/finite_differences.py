@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from gradlib.double import Double, wider
 from gradlib.errors import CannotReplayError
+from gradlib.plain_tensors import wide
 from gradlib.private.tensors import has_values
 from gradlib.recording.difference import shape_of
 from gradlib.recording.replay import forward_again, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
-from gradlib.stats import wide
 from gradlib.tree import Tree
 
 TOLERANCE = 1e-4

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gradlib.errors import counted, listed
 from gradlib.sharded import is_distributed, own_part
 from gradlib.stats import TensorStats, norm
 from gradlib.tree import Tree
+from gradlib.wording import counted, listed
 
 
 def shown(name: str) -> str:

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gradlib.private.tensors import data_address, is_copy_on_write, memory_is_held
-from gradlib.stats import is_of_other_class
+from gradlib.subclasses import is_of_other_class
 from gradlib.values import copied, keep, place_of, same_values
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from gradlib.errors import NotKeptError
+from gradlib.plain_tensors import is_inexact, wide
 from gradlib.recording.in_words import of_pass, quoted
 from gradlib.recording.order import rounds
 from gradlib.recording.places import (
@@ -22,14 +23,8 @@ from gradlib.recording.places import (
 )
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.render import Printable, Table
-from gradlib.stats import (
-    TensorStats,
-    UnknownToClassError,
-    count_nonfinite,
-    if_known,
-    is_inexact,
-    wide,
-)
+from gradlib.stats import TensorStats, count_nonfinite
+from gradlib.subclasses import UnknownToClassError, if_known
 from gradlib.tree import Tree
 
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from gradlib.errors import listed
 from gradlib.recording.difference import (
     Tolerance,
     gaps_of_gradients,
@@ -22,6 +21,7 @@ from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.recording.written_between import perhaps_written, written_between
 from gradlib.tree import Tree
+from gradlib.wording import listed
 
 NOT_TWICE = (
     "its backward does not repeat: two passes with the same values differ, as where it "

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from gradlib.errors import RecordingArgumentError, in_brief
+from gradlib.errors import RecordingArgumentError
 from gradlib.recording.trace import CallTrace
 from gradlib.selection import nearest, uncompiled
+from gradlib.wording import in_brief
 
 
 def keyed(

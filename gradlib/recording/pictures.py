@@ -11,24 +11,16 @@ import torch
 from torch import Tensor
 
 from gradlib import plot
-from gradlib.errors import (
-    NotKeptError,
-    UnknownKindError,
-    in_brief,
-)
+from gradlib.errors import NotKeptError, UnknownKindError
 from gradlib.figure import require_axes
+from gradlib.plain_tensors import wide
 from gradlib.recording.call import Call, Pass, with_keywords
 from gradlib.recording.in_words import are_statistics, measured_in, numbered
 from gradlib.recording.trace import CallTrace
-from gradlib.stats import (
-    UnknownToClassError,
-    if_known,
-    is_of_other_class,
-    largest,
-    norm,
-    wide,
-)
+from gradlib.stats import largest, norm
+from gradlib.subclasses import UnknownToClassError, if_known, is_of_other_class
 from gradlib.tree import Tree
+from gradlib.wording import in_brief
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

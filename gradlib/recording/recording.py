@@ -5,13 +5,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from gradlib import storage
-from gradlib.errors import (
-    AmbiguousCallError,
-    NoSuchCallError,
-    RecordingArgumentError,
-    in_brief,
-    listed,
-)
+from gradlib.errors import AmbiguousCallError, NoSuchCallError, RecordingArgumentError
 from gradlib.recording import saving
 from gradlib.recording.call import Call
 from gradlib.recording.compare import compare
@@ -27,6 +21,7 @@ from gradlib.recording.verification import Verification
 from gradlib.recording.verify import verify
 from gradlib.render import Printable, Table
 from gradlib.selection import nearest
+from gradlib.wording import in_brief, listed
 
 if TYPE_CHECKING:
     from os import PathLike

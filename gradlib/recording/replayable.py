@@ -9,15 +9,15 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
 
 from gradlib.errors import CannotReplayError
-from gradlib.opaque import keep_opaque
+from gradlib.opaque import NotSaved, keep_opaque
+from gradlib.plain_tensors import wide
 from gradlib.private.modes import values_are_stand_ins
 from gradlib.recording.in_words import quoted
 from gradlib.recording.notes import note
 from gradlib.recording.places import input_name
 from gradlib.recording.state import History, World
 from gradlib.recording.trace import BATCHED_PASS, Block, CallTrace
-from gradlib.stats import is_of_other_class, wide
-from gradlib.storage import NotSaved
+from gradlib.subclasses import is_of_other_class
 
 
 def label(trace: CallTrace) -> str:

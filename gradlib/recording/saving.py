@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from gradlib.errors import RecordingArgumentError
+from gradlib.plain_values import Class, dtype_named
 from gradlib.recording.nonfinite import nonfinite_state
 from gradlib.recording.trace import Block, CallTrace, Flow
 from gradlib.stats import TensorStats
-from gradlib.storage import Class, dtype_named
 from gradlib.tree import Tree
 
 # The fields of a call that are written as they are. Its inputs, output and gradients

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 
-from gradlib.errors import counted, listed
 from gradlib.recording.call import Call, Pass, with_keywords
 from gradlib.recording.in_words import (
     are_statistics,
@@ -14,6 +13,7 @@ from gradlib.recording.in_words import (
 )
 from gradlib.recording.notes import BATCHED, NOT_REACHED
 from gradlib.render import Table
+from gradlib.wording import counted, listed
 
 ROWS = 60
 """The most rows of a table: a longer one leaves out its middle."""

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gradlib.errors import counted, listed
 from gradlib.recording.difference import Difference
 from gradlib.recording.in_words import calls_text, numbered, passes_text
 from gradlib.render import Printable, Table
+from gradlib.wording import counted, listed
 
 COLUMNS = ("module", "field", "error", "reason")
 ROWS = 20

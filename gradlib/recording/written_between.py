@@ -16,7 +16,7 @@ from gradlib.recording.kept import UNKNOWN, Kept, version_of
 from gradlib.recording.replay import replay
 from gradlib.recording.replayable import require_replayable
 from gradlib.recording.trace import CallTrace, Key
-from gradlib.stats import is_of_other_class
+from gradlib.subclasses import is_of_other_class
 from gradlib.values import same_values
 
 Later: TypeAlias = dict[tuple[nn.Module, str], tuple[str, Tensor, bool]]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from torch import Tensor, nn
 
-from gradlib.stats import is_inexact
+from gradlib.plain_tensors import is_inexact
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.connection import LEADS_NOWHERE

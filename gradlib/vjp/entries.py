@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from gradlib.stats import wide
+from gradlib.plain_tensors import wide
 from gradlib.vjp.product import Jacobian, Product
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
+from gradlib.plain_tensors import wide
 from gradlib.private.tensors import has_values
-from gradlib.stats import wide
 from gradlib.vjp.patterns import Pattern, patterns_of
 from gradlib.vjp.product import Jacobian, Product
 from gradlib.vjp.weights import Kind, Weights, weights_in

@@ -4,7 +4,7 @@ from enum import Enum
 
 from torch import Tensor
 
-from gradlib.stats import wide
+from gradlib.plain_tensors import wide
 from gradlib.vjp.product import Product
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradlib.plain_tensors import wide
 from gradlib.private.tensors import has_values
 from gradlib.retaining import retaining
-from gradlib.stats import largest, wide
+from gradlib.stats import largest
 from gradlib.values import keep
 from gradlib.vjp.arguments import Arguments, Form, form_of
 from gradlib.vjp.equation import equation

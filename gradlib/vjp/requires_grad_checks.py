@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from gradlib.plain_tensors import is_inexact
 from gradlib.private.modes import graphs_are_hidden, graphs_were_hidden
-from gradlib.stats import is_inexact
 from gradlib.vjp.arguments import Argument, Arguments, short
 from gradlib.vjp.cuts import cut_of
 from gradlib.vjp.detached import original_of, view_of

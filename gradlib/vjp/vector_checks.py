@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradlib.stats import is_inexact
+from gradlib.plain_tensors import is_inexact
 from gradlib.vjp.arguments import Argument, Arguments, Form, form_of, shape_of, short
 from gradlib.vjp.connection import LEADS_NOWHERE, LEAF, is_made_anew
 from gradlib.vjp.diagnosis import Diagnosis, together

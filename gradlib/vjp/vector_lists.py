@@ -7,7 +7,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gradlib.errors import counted
 from gradlib.vjp.arguments import NO_FLAG, Argument, Arguments, Shape, form_of, shape_of
 from gradlib.vjp.diagnosis import Diagnosis, together
 from gradlib.vjp.fixes import (
@@ -21,6 +20,7 @@ from gradlib.vjp.fixes import (
 )
 from gradlib.vjp.kind_checks import kind_of
 from gradlib.vjp.source import expressions
+from gradlib.wording import counted
 
 
 def check_vector_kinds(arguments: Arguments) -> Diagnosis | None:

@@ -6,8 +6,8 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
+from gradlib.plain_tensors import wide
 from gradlib.private.tensors import has_values
-from gradlib.stats import wide
 
 DIGITS = 4  # at most, of a factor
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.opaque import NotSaved
 from gradlib.recording.comparison import BY_NAME
 from gradlib.recording.trace import FIELDS
-from gradlib.storage import NotSaved
 
 
 class Block(nn.Module):

@@ -31,8 +31,8 @@ threads, half as many more.
 
 Larger nets are faster by their graph, where only the backward pass is repeated for each
 row. With torch 2.13 on a core of an Intel Xeon both took as long at this size, on the
-mean of 15 nets; at twice this size replicas took 1.45 times as long, at half of it the
-graph 1.33 times.
+mean of 15 nets; at twice this size replicas took nearly half as long again, at half of
+it the graph a third.
 """
 
 SMALL_ON_GPU = 2**25
