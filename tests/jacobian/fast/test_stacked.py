@@ -118,6 +118,7 @@ MORE: dict[str, Function] = {
     ),
     "a part of what others share": lambda x: _shared(x, 0),
     "a part of what others share, first": lambda x: _shared(x, 1),
+    "one matrix for all": lambda x: double_like(3, 4) @ torch.cat([x.sin()] * 8, 2),
     "steps": lambda x: x[..., ::2].exp(),
     "the same twice": lambda x: (lambda y: (y + y) * y)(x.sin()),
     "the input twice": lambda x: x + x * x,
