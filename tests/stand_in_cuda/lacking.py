@@ -12,11 +12,7 @@ LACKING = {
 """The name of each, and why it is skipped."""
 
 SAID = {
-    "SparseCUDA": "sparse tensors",
-    "SparseCsrCUDA": "sparse tensors",
-    "NestedTensorCUDA": "nested tensors",
     "QuantizedCUDA": "quantized tensors",
-    "_thnn_fused_": "recurrent cells",
     "Storage device not recognized": "storages that Python makes, as torch.load does",
     "built without USE_CUDA": "storages that are resized, as FSDP does",
     "support synchronizing streams": "communication between processes",

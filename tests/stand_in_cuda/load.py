@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from importlib.resources import files
 from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,8 +18,10 @@ from typing import Any
 
 from filelock import FileLock
 
-SOURCE = Path(__file__).with_name("stand_in.cpp")
+SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 BUILDS = Path(__file__).parents[2] / ".cache" / "stand_in_cuda"
+KERNELS = "packaged/ATen/native/native_functions.yaml"
+"""Where torch lists which operation has which kernel."""
 MEMORY = 16 * 2**30
 """How many bytes the devices say they have."""
 
@@ -46,7 +49,8 @@ def load() -> None:
 
 def built() -> Path:
     """Return the extension, for this source and this torch."""
-    made_of = SOURCE.read_bytes() + f"{version('torch')} {sys.version}".encode()
+    made_of = b"".join(it.read_bytes() for it in SOURCES)
+    made_of += f"{version('torch')} {sys.version}".encode()
     folder = BUILDS / hashlib.sha256(made_of).hexdigest()[:16]
     path = folder / "stand_in.so"
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +67,8 @@ def build(folder: str) -> None:
     from torch.utils import cpp_extension
 
     flags = ["-O1", "-w"]
-    cpp_extension.load("stand_in", [str(SOURCE)], flags, build_directory=folder)
+    sources = [*map(str, SOURCES)]
+    cpp_extension.load("stand_in", sources, flags, build_directory=folder)
 
 
 def imported(path: Path) -> Any:
@@ -79,6 +84,7 @@ def imported(path: Path) -> Any:
 def put_into(torch: ModuleType, extension: Any) -> None:
     """Put what builds without CUDA lack into torch."""
     extension.limit_memory(MEMORY)
+    put_kinds_of_tensors(extension)
     c: Any = torch._C
     cuda: Any = torch.cuda
     cuda._initialized = True
@@ -99,6 +105,32 @@ def put_into(torch: ModuleType, extension: Any) -> None:
     torch.backends.cudnn.is_acceptable = lambda _: False  # else it warns: no cuDNN
     # Kernels are the CPU's, so the numbers that they draw are too.
     cuda.default_generators = (torch.default_generator,) * extension.DEVICES
+
+
+def put_kinds_of_tensors(extension: Any) -> None:
+    """Put kernels of sparse and nested tensors into torch."""
+    put = {
+        "Sparse": extension.register_sparse,
+        "SparseCsr": extension.register_sparse_csr,
+        "NestedTensor": extension.register_nested,
+    }
+    for kind, register in put.items():
+        shared = with_kernel(f"{kind}CPU", f"{kind}CUDA")
+        # Some of these ask for kernels by the device, and not by a name.
+        shared -= {it for it in shared if it.startswith("_to_sparse")}
+        register(shared, with_kernel(f"{kind}CUDA") - shared)
+
+
+def with_kernel(*keys: str) -> set[str]:
+    """Return the operations that have a kernel, the same one for all these keys."""
+    found: set[str] = set()
+    name = ""
+    for line in files("torchgen").joinpath(KERNELS).read_text().splitlines():
+        if line.startswith("- func: "):
+            name = line[8:].partition("(")[0]
+        elif {*keys} <= {*line.partition(":")[0].strip().split(", ")}:
+            found.add(name)
+    return found
 
 
 def put_memory(c: Any, cuda: Any, extension: Any) -> None:

@@ -6,6 +6,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorUtils.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -218,9 +221,12 @@ Tensor empty_strided(
     return at::detail::empty_strided_generic(size, stride, &device_memory, KEYS, dtype);
 }
 
+Tensor parts_on_cpu(const Tensor& tensor);
+
 // Return a tensor of the CPU in the same memory.
 Tensor on_cpu(const Tensor& tensor) {
     if (tensor.is_cpu()) return tensor;
+    if (tensor.layout() != at::kStrided || tensor.is_nested()) return parts_on_cpu(tensor);
     auto start = static_cast<char*>(tensor.storage().data_ptr().get());
     auto found = at::from_blob(
         start ? start + tensor.storage_offset() * tensor.itemsize() : nullptr,
@@ -232,6 +238,27 @@ Tensor on_cpu(const Tensor& tensor) {
     found._set_conj(tensor.is_conj());
     found._set_neg(tensor.is_neg());
     return found;
+}
+
+// Return a sparse or nested tensor of the CPU whose parts are in the same memory.
+Tensor parts_on_cpu(const Tensor& tensor) {
+    if (tensor.is_nested()) {
+        auto it = at::native::get_nested_tensor_impl(tensor);
+        return at::detail::make_tensor<at::native::NestedTensorImpl>(
+            on_cpu(it->get_buffer()), it->get_nested_sizes(), it->get_nested_strides(),
+            it->get_storage_offsets()
+        );
+    }
+    auto options = tensor.options().device(at::kCPU);
+    if (tensor.is_sparse())
+        return at::_sparse_coo_tensor_unsafe(
+            on_cpu(tensor._indices()), on_cpu(tensor._values()), tensor.sizes(), options,
+            tensor.is_coalesced()
+        );
+    auto [compressed, plain] = at::sparse_csr::getCompressedPlainIndices(tensor);
+    return at::_sparse_compressed_tensor_unsafe(
+        on_cpu(compressed), on_cpu(plain), on_cpu(tensor.values()), tensor.sizes(), options
+    );
 }
 
 void copy_now(Tensor& to, const Tensor& from, bool non_blocking) {
@@ -270,6 +297,11 @@ std::vector<Tensor> to_cpu(at::TensorList tensors) {
 
 // What follows for an argument to which they write.
 Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
+    if (to.is_sparse() || at::sparse_csr::is_sparse_compressed(to)) {
+        auto made = from.to(to.device());
+        return made.is_sparse() ? at::copy_sparse_to_sparse_(const_cast<Tensor&>(to), made)
+                                : const_cast<Tensor&>(to).copy_(made);
+    }
     if (to.sizes() != from.sizes()) to.resize_(from.sizes());
     if (to.data_ptr() != from.data_ptr()) on_cpu(to).copy_(on_cpu(from));
     return to;
@@ -284,13 +316,16 @@ at::Scalar local_scalar_dense(const Tensor& tensor) {
 
 // Where the CPU must know numbers of a GPU, as for the shape of the result.
 const std::set<std::string> WAITING = {
-    "aten::_unique2", "aten::bincount", "aten::equal", "aten::histc",
+    "aten::_coalesce", "aten::_to_sparse", "aten::_unique2", "aten::bincount",
+    "aten::equal", "aten::histc",
     "aten::masked_select", "aten::nonzero", "aten::repeat_interleave",
     "aten::unique_consecutive", "aten::unique_dim",
 };
 
-// Where indices may be on the CPU.
-const std::set<std::string> INDEXING = {"aten::index", "aten::_index_put_impl_"};
+// Where indices or sizes may be on the CPU.
+const std::set<std::string> INDEXING = {
+    "aten::_index_put_impl_", "aten::_nested_from_padded", "aten::index",
+};
 
 // Where a tensor without axes may not be on the CPU, as it may elsewhere.
 const std::set<std::string> STRICT = {
@@ -319,6 +354,7 @@ void require_one_device(const std::string& name, const std::vector<Tensor>& tens
     }
 }
 
+template <c10::DispatchKey of_the_cpu = c10::DispatchKey::CPU>
 void by_the_cpu(
     const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::jit::Stack* stack
 ) {
@@ -344,12 +380,24 @@ void by_the_cpu(
         auto outer = std::exchange(in_kernel, true);
         auto leave = c10::make_scope_exit([&] { in_kernel = outer; });
         c10::WarningUtils::WarningHandlerGuard quiet(&silence);
-        at::native::cpu_fallback(operation, stack, /*error_on_views=*/true);
+        at::native::cpu_fallback(
+            operation, stack, /*error_on_views=*/true, of_the_cpu
+        );
     }
     if (is_capturing())
         captured->calls.push_back(
             {operation, given, {stack->end() - schema.returns().size(), stack->end()}}
         );
+}
+
+// ---- Sparse and nested tensors.
+
+// Calls the CPU's kernel as it is: it is the GPU's too, and only calls others.
+template <c10::DispatchKey of_the_cpu>
+void as_the_cpu_does(
+    const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::jit::Stack* stack
+) {
+    operation.callBoxedForDispatchKey(of_the_cpu, *stack);
 }
 
 void replay(const Graph& graph) {
@@ -393,12 +441,35 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
     library.impl("set_.source_Tensor", at::native::set_tensor_);
     library.impl("set_.source_Storage_storage_offset", at::native::set_storage_cpu_);
     // As a whole: they would ask for kernels that only CUDA has.
-    for (auto name : {"convolution", "convolution_backward"})
-        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
+    for (auto name : {"convolution", "convolution_backward", "_fused_rms_norm"})
+        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_the_cpu<>>());
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, library) {
-    library.fallback(torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
+    library.fallback(torch::CppFunction::makeFromBoxedFunction<&by_the_cpu<>>());
+}
+
+// Registers what computes on a kind of tensors: torch's own names say which kernels
+// there are, as without one torch would not ask the fallback where it has a formula.
+template <c10::DispatchKey of_the_cpu, c10::DispatchKey here>
+void register_kind(
+    const std::set<std::string>& shared, const std::set<std::string>& others
+) {
+    using Library = torch::Library;
+    static Library every(Library::IMPL, "_", here, __FILE__, __LINE__);
+    static Library library(Library::IMPL, "aten", here, __FILE__, __LINE__);
+    using torch::CppFunction;
+    every.fallback(CppFunction::makeFromBoxedFunction<&by_the_cpu<of_the_cpu>>());
+    for (auto& name : shared)
+        library.impl(
+            name.c_str(), CppFunction::makeFromBoxedFunction<&as_the_cpu_does<of_the_cpu>>()
+        );
+    for (auto& name : others)
+        library.impl(
+            name.c_str(), CppFunction::makeFromBoxedFunction<&by_the_cpu<of_the_cpu>>()
+        );
+    library.impl("_to_cpu", to_cpu);
+    library.impl("_copy_from_and_resize", copy_from_and_resize);
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -408,6 +479,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     module.def("synchronize", [] { wait_for_the_device("synchronize()"); });
     module.def("refuse_waits", [](bool refused) { waits_are_refused = refused; });
     module.def("is_capturing", [] { return captured != nullptr; });
+    using Key = c10::DispatchKey;
+    module.def("register_sparse", &register_kind<Key::SparseCPU, Key::SparseCUDA>);
+    module.def("register_sparse_csr", &register_kind<Key::SparseCsrCPU, Key::SparseCsrCUDA>);
+    module.def("register_nested", &register_kind<Key::NestedTensorCPU, Key::NestedTensorCUDA>);
     module.def("limit_memory", [](int64_t limit) { device_memory.limit = limit; });
     module.def("memory_held", [] { return int64_t(device_memory.held); });
     module.def("times_run_out", [] { return int64_t(device_memory.times_run_out); });
