@@ -66,6 +66,7 @@ def test_a_jacobian_keeps_within_its_budget(net: str, budget: int, known: bool) 
     assert result / 2 <= grown <= budget * MIB + SLACK
 
 
+@pytest.mark.cpu
 @linux
 def test_convolutions_keep_within_what_is_planned() -> None:
     plan = gradlib.plan_jacobian(*images())

@@ -21,6 +21,7 @@ Function = Callable[[Tensor], Tensor]
 
 ON = torch.ones(()).device
 ON_CPU = ON.type == "cpu"
+NO_CUDNN = ON_CPU or not torch.backends.cudnn.is_available()
 
 
 def graph_of(fn: Function, x: Tensor) -> Graph:
@@ -247,8 +248,10 @@ OF_A_CPU = {
 FUSES_RMS_NORM = torch.__version__ >= "2.9"
 """Whether an RMS norm may be one node; in torch 2.8 it is many everywhere."""
 
-UNSEEN = {"CudnnBatchNormBackward0"} if ON_CPU else OF_A_CPU
+UNSEEN: set[str] = set() if ON_CPU else OF_A_CPU
 """The nodes that no operation leaves here."""
+if NO_CUDNN:
+    UNSEEN = UNSEEN - {"NativeBatchNormBackward0"} | {"CudnnBatchNormBackward0"}
 if not FUSES_RMS_NORM:
     UNSEEN = UNSEEN | {"FusedRmsNormBackward0"}
 

@@ -13,6 +13,8 @@ from gradlib.jacobian.fast.stacked import convolving
 from gradlib.jacobian.fast.stacked.convolving import Convolution, way_back
 from gradlib.random_state import seed_all
 
+from .operations import ON_CPU
+
 
 def drawn(seed: int) -> Convolution:
     """Return a convolution of images, as chance has it."""
@@ -90,7 +92,8 @@ def test_columns_that_samples_share_go_through_once() -> None:
     x = torch.randn(5, 1, 4, 4)
     with Images() as images:
         found = gradlib.per_sample_jacobian(net, x, check=False)
-    assert images.counts == [5, 5, 16, 16 * 5]
+    looks = [] if ON_CPU else [5, 5]  # without a check, a GPU's result alone is proven
+    assert images.counts == [5, 5, *looks, 16, 16 * 5]
     expected = [torch.func.jacrev(lambda s: net(s[None])[0])(s) for s in x]
     assert_close: Any = torch.testing.assert_close
     assert_close(found, torch.stack(expected))

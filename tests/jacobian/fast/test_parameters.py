@@ -24,7 +24,7 @@ from gradlib.jacobian.graph import run
 from gradlib.random_state import seed_all
 
 from .lines import double
-from .operations import ON_CPU
+from .operations import NO_CUDNN
 
 BATCH = 4
 
@@ -201,8 +201,8 @@ def test_every_rule_is_among_them() -> None:
         assert uses
         seen |= {(use.node.name(), use.index) for use in uses}
     known = {(name, index) for name, rules in KNOWN.items() for index in rules}
-    # A GPU has one more, of images, and the other for vectors.
-    unseen = {("CudnnBatchNormBackward0", index) for index in (1, 2) if ON_CPU}
+    # cuDNN has one more, of images, and the other is for vectors.
+    unseen = {("CudnnBatchNormBackward0", index) for index in (1, 2) if NO_CUDNN}
     assert known - seen == unseen
     assert seen <= known
 
