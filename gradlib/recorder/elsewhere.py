@@ -99,6 +99,7 @@ class Elsewhere:
         for since, until, ends, flow in forward.calls:
             if not since <= number < until:
                 continue
+            flow.left_elsewhere = True
             for entry, (target, index) in enumerate(node.next_functions):
                 if target is None:
                     continue
@@ -110,7 +111,6 @@ class Elsewhere:
                 if grads is not None:
                     receivers.append((entry, grads, None, flow))
         for *_, flow in receivers:
-            flow.left_elsewhere = True
             if is_left or (ran is not None and number >= ran):
                 flow.missed |= {backward_pass_id()}
         if receivers and not is_left:

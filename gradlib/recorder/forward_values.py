@@ -1,5 +1,6 @@
 """The tensors that one forward meets, each as it was at a moment."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -113,6 +114,10 @@ class Values:
         kept = self._keep(copied(tensor) if copy_now else tensor)
         value = self._known[id(tensor)] = Value(tensor, version, node, kept)
         return value
+
+    def __iter__(self) -> Iterator[Value]:
+        """Yield the values met."""
+        return iter(self._known.values())
 
     def clear(self) -> None:
         """Forget the tensors of the forward that ended."""

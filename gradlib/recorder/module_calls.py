@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 
 from optree import PyTreeSpec
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from gradlib.opaque import NotSaved, keep_opaque
 from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_after_others
@@ -38,7 +39,7 @@ from gradlib.private.modules import (
     is_replica,
     parameters_at_call,
 )
-from gradlib.private.nodes import next_sequence_number
+from gradlib.private.nodes import next_sequence_number, sequence_number
 from gradlib.private.passes import (
     backward_pass_id,
     pass_is_compiled,
@@ -57,6 +58,7 @@ from gradlib.recorder.forward_values import Value
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.graph import ForwardGraph
 from gradlib.recorder.hooked import Hooked, Parameters
+from gradlib.recorder.left import hook_left, take_left
 from gradlib.recorder.parameter_hooks import ParameterHooks
 from gradlib.recorder.passes import Passes
 from gradlib.recorder.returned_calls import ReturnedCalls
@@ -115,6 +117,10 @@ class ModuleCalls:
         passes.numbered.when_reached = self._returned.hook_for_pass
         passes.numbered.when_numbered = self._note_when
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
+        # Whether a call can be, if all that came to it is known.
+        self._can_be_replayed = (
+            block.history is not None and "grad_output" in block.fields
+        )
         self._gathers_inputs = "grad_input" in block.fields
         self.parameters = ParameterHooks(block, passes)
         self._values = ValueHooks(passes)
@@ -408,6 +414,8 @@ class ModuleCalls:
         if not (stack or frame.has_no_values):
             self._returned.add_all(now.closed)
             self._returned.hook()
+            if now.left:
+                self._hook_left(now)
             self._values.settle(now.views, now.handed_on)
             now.end_forward()
             if self._block.history is not None:
@@ -520,6 +528,8 @@ class ModuleCalls:
         (now.closed.append if closed else self._returned.add)(frame)
         if frame.in_backward or may_go_back:
             self._returned.hook()
+            if now.left:
+                self._hook_left(now)
 
     def _end_in_graph(self, now: Running, frame: Frame, given: tuple[Any, ...]) -> bool:
         """Note the end of the call's part of the graph, and the nodes it left behind.
@@ -536,6 +546,9 @@ class ModuleCalls:
         if may_go_back:  # perhaps through tensors that it has left somewhere
             left = nodes_left_in(frame.module, given)
             frame.roots = [*frame.roots, *left]
+            last = max(map(sequence_number, left), default=-1)
+            if last >= frame.since or self._block.left_out:
+                self._take_left(now, frame, given)
         if frame.has_threads:
             frame.stand_alone()
         else:
@@ -547,6 +560,29 @@ class ModuleCalls:
             if may_go_back:
                 self._returned.look_for_others(now.stack, frame)
         return may_go_back
+
+    def _take_left(self, now: Running, frame: Frame, given: tuple[Any, ...]) -> None:
+        """Hook what a call has left, as a state for later calls.
+
+        Args:
+            now: What runs in this thread.
+            frame: The call.
+            given: Its arguments, in which it may have left tensors.
+        """
+        if not self._can_be_replayed:
+            return
+        whole: Any = frame.module.modules()  # where some inside may not be recorded
+        modules = whole if self._block.left_out else [frame.module]
+        calls = *now.stack, frame
+        for value in take_left(now.left, calls, modules, given, now.values):
+            self._hook(now, frame, value, is_output=True)
+            frame.roots = [*frame.roots, cast(Node, value.node)]
+
+    def _hook_left(self, now: Running) -> None:
+        """Hook what computes gradients of tensors that calls have made and left."""
+        running = {*now.stack, *now.closed}
+        ended = [frame for frame in now.left if frame not in running]
+        hook_left(now.left, ended, now.values, self._passes.nodes)
 
     def _note_when(self, number: int) -> None:
         """Write down in which call and autocast a pass runs, and when it ends."""

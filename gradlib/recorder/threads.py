@@ -18,6 +18,7 @@ from gradlib.private.passes import pass_began_here
 from gradlib.recorder.forward_values import Value, Values
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.hooked import Hooked
+from gradlib.recorder.left import LeftValues
 from gradlib.recorder.value_hooks import Views
 from gradlib.recording.attributes import nodes_left_in
 from gradlib.recording.trace import CallTrace
@@ -88,6 +89,7 @@ class Running(threading.local):
         self.views: Views = []
         self.handed_on: list[tuple[Frame, Value]] = []  # the views that calls returned
         self.closed: list[Frame] = []  # calls that returned an object not opened
+        self.left: LeftValues = {}
 
     def end_forward(self) -> None:
         """Let go of what only the forward needed."""
@@ -95,6 +97,7 @@ class Running(threading.local):
         self.views.clear()
         self.handed_on.clear()
         self.closed.clear()
+        self.left.clear()
 
 
 _MOMENT: Callable[[Frame], int] = attrgetter("call.moment")

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from operator import is_not
+from operator import attrgetter, is_not
 from types import MemberDescriptorType
 from typing import Any, cast
 
@@ -62,13 +62,24 @@ def fill_slots(module: nn.Module, values: Mapping[MemberDescriptorType, Any]) ->
                 slot.__delete__(module)
 
 
-def left_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in attributes and buffers that have a graph, with names."""
+def left_in(module: nn.Module) -> Iterator[tuple[str, int, Tensor]]:
+    """Yield the tensors in attributes and buffers that have a graph.
+
+    Each comes with the name of the attribute, and its place among the tensors there.
+    """
     own = vars(module).copy().items()
     kept = [(name, it) for name, it in own if name not in OF_TORCH]
     for name, value in [*kept, *own_buffers(module).copy().items()]:
-        for tensor in _with_graph([value], DEPTH):
-            yield name, tensor
+        for place, tensor in enumerate(_tensors_in([value], DEPTH)):
+            if _has_graph(tensor):
+                yield name, place, tensor
+
+
+def left_in_arguments(given: Iterable[Any]) -> Iterator[tuple[int, Tensor]]:
+    """Yield the tensors in arguments that have a graph, each with its place there."""
+    for place, tensor in enumerate(_tensors_in([*given], DEPTH)):
+        if _has_graph(tensor):
+            yield place, tensor
 
 
 def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
@@ -85,23 +96,34 @@ def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
     own = vars(module)  # other threads may change it, and what is in it
     attributes = map(own.get, own.keys() - OF_TORCH)
     every = *attributes, *own_buffers(module).copy().values(), *given
-    return [cast(Node, it.grad_fn) for it in _with_graph(every, DEPTH)]
+    found = _tensors_in(every, DEPTH)
+    try:
+        return [*filter(None, map(_NODE, found))]
+    except Exception:  # a class of tensors may refuse to tell
+        return [*map(_NODE, filter(_has_graph, found))]
 
 
-def _with_graph(entries: Collection[Any], depth: int) -> list[Tensor]:
-    """Return the tensors that have a graph, among some things and inside them."""
+_NODE: Callable[[Tensor], Node] = attrgetter("grad_fn")
+
+
+def _has_graph(tensor: Tensor) -> bool:
+    try:
+        return tensor.grad_fn is not None
+    except Exception:
+        return False
+
+
+def _tensors_in(entries: Collection[Any], depth: int) -> list[Tensor]:
+    """Return the tensors among some things, and inside them, in their order."""
     found: list[Tensor] = []
-    for kind in filter(may_hold, set(map(type, entries))):
-        for entry in entries:
-            if type(entry) is not kind:
-                continue
-            if isinstance(entry, Tensor):
-                try:
-                    found += [entry] if entry.grad_fn is not None else []
-                except Exception:  # a class of tensors may refuse to tell
-                    continue
-            elif depth > 1 and len(held := _held_by(entry)) <= MANY:
-                found += _with_graph([*held], depth - 1)
+    kinds = set(filter(may_hold, set(map(type, entries))))
+    for entry in entries if kinds else ():
+        if type(entry) not in kinds:
+            continue
+        if isinstance(entry, Tensor):
+            found.append(entry)
+        elif depth > 1 and len(held := _held_by(entry)) <= MANY:
+            found += _tensors_in([*held], depth - 1)
     return found
 
 

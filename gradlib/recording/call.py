@@ -143,9 +143,10 @@ class Pass(Printable):
     def replay(self) -> "Pass":
         """Compute the call and its VJP again.
 
-        It starts from the recorded arguments and ``grad_output``, with the weights,
-        buffers, attributes, modes, random state of torch and autocast the call had, and
-        the autocast of the backward pass. Attributes are as they were if they are plain
+        It starts from the recorded arguments, ``grad_output``, and what came back
+        through a state that the call left behind; with the weights, buffers,
+        attributes, modes, random state of torch and autocast the call had, and the
+        autocast of the backward pass. Attributes are as they were if they are plain
         values, tensors, arrays of up to a megabyte, random generators, or lists, dicts
         and sets of up to a thousand items, three deep. Any other object is as it is
         now, and so is a tensor of more than 65,536 entries that was overwritten since.
@@ -154,9 +155,10 @@ class Pass(Printable):
         and hooks run: what they do elsewhere, to a list outside or to an object of
         another class, they do again. A replay works inside the block too.
 
-        A gradient that entered the call otherwise than through its output, as through a
-        tensor the module keeps in an attribute, or an input that it overwrites and
-        others use, is not in it.
+        A gradient that entered the call otherwise than through its output, or a tensor
+        that it left in an attribute, a buffer or a container that it was given, is not
+        in it. It may have come through the output of a module inside, or through a view
+        that the call overwrites and others use.
 
         Returns:
             A pass with the shares computed anew; its ``grad_output`` and the totals are

@@ -24,7 +24,6 @@ from gradlib.recording.difference import shape_of
 from gradlib.recording.replay import forward_again, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
-from gradlib.tree import Tree
 
 TOLERANCE = 1e-4
 """An error above this means a wrong backward, unless `rtol` allows more."""
@@ -316,13 +315,13 @@ class _Checked:
         )
         rise = rounding = 0.0
         counted: set[int] = set()
-        grads = cast(dict[int, Tensor], trace.gradients("outputs", self.number))
-        for place, v in grads.items():
-            kept = trace.output.leaves[place] if trace.output else None
-            if id(kept) in counted:
+        leaves = dict[Any, Any](enumerate(trace.output_leaves()))
+        for key, v in trace.arrived(self.number).items():
+            kept = id(leaves.get(key, v))
+            if kept in counted:
                 continue  # a tensor that is returned twice has one gradient
-            counted.add(id(kept))
-            y, before = (_leaf_like(v, it, place) for it in (ahead, behind))
+            counted.add(kept)
+            y, before = (_leaf_like(v, it.get(key)) for it in (ahead, behind))
             if y is None or before is None:
                 return _Slope(math.nan, 0.0)
             v = doubled(v).to(y.device)
@@ -390,9 +389,8 @@ def _scale(point: Tensor) -> float:
     return root_mean_square(point) or 1.0
 
 
-def _leaf_like(grad: Tensor, output: Tree, place: int) -> Tensor | None:
+def _leaf_like(grad: Tensor, leaf: Any) -> Tensor | None:
     """Return a leaf of an output, if it has the shape of its recorded gradient."""
-    leaf = output.leaves[place] if place < len(output.leaves) else None
     fits = isinstance(leaf, Tensor) and shape_of(leaf) == shape_of(grad)
     return leaf if fits else None
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from gradlib.errors import CannotReplayError
 from gradlib.recording.difference import (
     Tolerance,
     gaps_of_gradients,
@@ -28,6 +29,9 @@ NOT_TWICE = (
     "draws random numbers"
 )
 SAID = "gradients may have come by another way too: {}"
+BY_ATTRIBUTE = "attribute {}"
+BY_ELSEWHERE = "what it put elsewhere, as into a global list"
+NOT_KNOWN = "gradients also came by {}, and a replay lacks them"
 HOOKED = (
     "saved_tensors_hooks were in force in its forward, and may not give back what was "
     "saved"
@@ -58,22 +62,31 @@ def why_apart(
         replayed: The replay.
         traces: The calls of the recording.
         tolerance: How far two gradients may be apart.
+
+    Raises:
+        CannotReplayError: A replay lacks some gradients that came to the call.
     """
     if _differs_again(trace, number, replayed, tolerance):
         return NOT_TWICE
     if names := written_between(trace, number, traces, tolerance):
         return WRITTEN.format(listed(names))
+    inside = _inside(trace, traces)
+    left_in = ", ".join(replayed.lost or replayed.left_in)
+    left = left_in and BY_ATTRIBUTE.format(left_in)
+    left_elsewhere = (
+        it.left_elsewhere for call in (trace, *inside) for it in call.flows
+    )
+    if replayed.lost or any(left_elsewhere):
+        raise CannotReplayError(NOT_KNOWN.format(left or BY_ELSEWHERE))
     other_way = ""
-    if replayed.left_in:
-        other_way = SAID.format(f"attribute {', '.join(replayed.left_in)}")
-    elif call := _last_apart(trace, number, _inside(trace, traces), tolerance):
+    if left:
+        other_way = SAID.format(left)
+    elif call := _last_apart(trace, number, inside, tolerance):
         other_way = SAID.format(f"output of {numbered(call.name, call.index)}")
     elif replayed.overwritten:
         other_way = SAID.format(
             f"{', '.join(replayed.overwritten)}, which it overwrites"
         )
-    elif any(flow.left_elsewhere for flow in trace.flows):
-        other_way = SAID.format("what it put elsewhere, as into a global list")
     other_values = ""
     if trace.recomputed_in is not None:
         other_values = AGAIN

@@ -51,7 +51,7 @@ def wrong_in_own_dtype(
         CannotReplayError: Too little is known of the call, or it raises in float64 or
             where its inputs are moved a little.
     """
-    grads = trace.gradients("outputs", number).values()
+    grads = trace.arrived(number).values()
     dtypes = {it.dtype for it in (*inputs_of(trace).values(), *grads)}
     coarse = {it for it in (*dtypes, *inside) if it != wider(it)}
     if not coarse:

@@ -246,11 +246,15 @@ class Recording(Printable):
         - it computes its gradient in more ways than one;
         - a weight or buffer of it was written to before the backward, unseen by
           autograd;
-        - gradients reached it otherwise than through its output, as through a tensor
-          kept in an attribute.
+        - gradients reached it otherwise than through what it returned or left behind,
+          as through the output of a module inside that a hook has handed out.
 
-        A backward pass that began inside of a call, and gave its output no gradient, is
-        not compared. Long work shows its progress on a terminal.
+        What a call left behind in an attribute, a buffer or a container that it was
+        given, as a recurrent cell leaves its state for the next call, is replayed with
+        the gradient that came through it. Where gradients came through what the call
+        put elsewhere, as into a global list, it is not compared, nor is a pass that
+        began inside of a call and gave its output no gradient: `skipped` names these.
+        Long work shows its progress on a terminal.
 
         **Finite differences.** `numerical` finds a backward that is wrong, even on
         purpose, as with a ``detach()``. It takes two forwards in float64 along each of

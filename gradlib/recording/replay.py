@@ -1,10 +1,10 @@
 """Computing a recorded call again, and its vector-Jacobian product (VJP)."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,16 @@ from gradlib.random_state import random_state_kept
 from gradlib.recording.difference import shape_of
 from gradlib.recording.replayable import require_whole, state_of
 from gradlib.recording.scene import Change, Scene, idle, passed_parameters
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.trace import ARGUMENT, CallTrace, Key, Left
 from gradlib.tree import Tree
 from gradlib.values import keep
 
 ONE_AT_A_TIME = RLock()
 """Held during a replay, in which the model has other weights."""
+
+
+Ends: TypeAlias = dict[Key | Left, Any]
+"""What a call returned, by place, and the tensors that it left in its module."""
 
 
 @dataclass(slots=True)
@@ -31,8 +35,10 @@ class Replayed:
     # This call's share of the gradient of each input and own parameter. None where the
     # recorded gradients no longer fit the output.
     shares: dict[Key, Tensor | None] | None
-    # The attributes in which it left tensors that gradients can flow through.
+    # The attributes in which it left tensors that gradients can flow through, and those
+    # whose recorded gradients no longer fit what it left there.
     left_in: tuple[str, ...]
+    lost: tuple[str, ...]
     overwritten: tuple[str, ...]  # the inputs that it overwrote
     written: tuple[str, ...]  # own parameters that it overwrote, unseen by autograd
 
@@ -64,19 +70,32 @@ def replay(
             begin()
             output = scene.run(world)
             returned = output.map(_as_it_is)  # a backward may write over it
-            arrived = trace.gradients("outputs", number)
-            grads = {place: change(grad) for place, grad in arrived.items()}
+            grads = {key: change(it) for key, it in trace.arrived(number).items()}
             turn()
             autocast = trace.block.autocast.get(number, {})
-            fits = _fit(grads, output)
-            shares = scene.pull(output, grads, autocast) if fits else None
-            left_in, overwritten = scene.left_in(output), scene.overwritten()
-            written = scene.written()
-            return Replayed(returned, shares, left_in, overwritten, written)
+            left = scene.left()
+            unfit = _unfit(grads, _ends(output, left))
+            shares = None
+            if all(isinstance(key, tuple) for key in unfit):
+                fit = {key: it for key, it in grads.items() if key not in unfit}
+                shares = scene.pull(output, left, fit, autocast)
+            known = {key for flow in trace.flows for key in flow.alone}
+            return Replayed(
+                returned,
+                shares,
+                _names(trace, left.keys() - known),
+                _names(trace, unfit),
+                scene.overwritten(),
+                scene.written(),
+            )
 
 
-def forward_again(trace: CallTrace, change: Change) -> Tree:
-    """Compute a call's output again, from what `change` makes of the recorded values.
+def forward_again(trace: CallTrace, change: Change) -> Ends:
+    """Compute again what a call returned and left, from changed values.
+
+    Args:
+        trace: The call.
+        change: Maps a recorded tensor to the one to use.
 
     Raises:
         CannotReplayError: Too little is known of the call.
@@ -85,7 +104,9 @@ def forward_again(trace: CallTrace, change: Change) -> Tree:
     with ONE_AT_A_TIME, random_state_kept(), _eagerly():
         scene = Scene(trace, history, change)
         with scene.set():
-            return scene.run(world).map(_as_it_is)
+            output = scene.run(world)
+            found = _ends(output, scene.left())
+            return {key: _as_it_is(it) for key, it in found.items()}
 
 
 def inputs_of(trace: CallTrace) -> dict[Key, Tensor]:
@@ -107,15 +128,30 @@ def inputs_of(trace: CallTrace) -> dict[Key, Tensor]:
     return found
 
 
-def _fit(grads: Mapping[Key, Tensor], output: Tree) -> bool:
-    """Tell whether each recorded gradient still fits an output."""
-    leaves = dict[Key, Any](enumerate(output.leaves))
-    return all(
-        isinstance(leaf := leaves.get(place), Tensor)
-        and leaf.requires_grad
-        and shape_of(leaf) == shape_of(grad)
-        for place, grad in grads.items()
-    )
+def _ends(output: Tree, left: Mapping[Left, Tensor]) -> Ends:
+    return {**dict(enumerate(output.leaves)), **left}
+
+
+def _unfit(grads: Mapping[Key | Left, Tensor], ends: Ends) -> set[Key | Left]:
+    """Return where a recorded gradient no longer fits what the call gave."""
+    return {
+        key
+        for key, grad in grads.items()
+        if not isinstance(leaf := ends.get(key), Tensor)
+        or not leaf.requires_grad
+        or shape_of(leaf) != shape_of(grad)
+    }
+
+
+def _names(trace: CallTrace, left: Collection[Key | Left]) -> tuple[str, ...]:
+    """Return the names of attributes: ``state``, or ``0.state`` in a module inside."""
+    prefixes = {it: path for path, it in cast(Any, trace.module).named_modules()}
+    found = {
+        f"{prefixes[key[0]]}.{key[1]}".removeprefix("."): None
+        for key in left
+        if isinstance(key, tuple) and key[0] in prefixes and key[1] != ARGUMENT
+    }
+    return (*sorted(found),)
 
 
 def _as_it_is(leaf: object) -> object:

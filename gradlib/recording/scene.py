@@ -41,6 +41,7 @@ from gradlib.recording.attributes import (
     fill_slots,
     in_slots,
     left_in,
+    left_in_arguments,
 )
 from gradlib.recording.go_back import go_back
 from gradlib.recording.kept import Kept
@@ -49,7 +50,7 @@ from gradlib.recording.past_attributes import NOT_KEPT, OF_TORCH
 from gradlib.recording.places import input_name
 from gradlib.recording.replayable import label, modules_of_call
 from gradlib.recording.state import AUTOCAST_DEVICES, History, World
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.trace import ARGUMENT, CallTrace, Key, Left
 from gradlib.tree import Tree
 from gradlib.values import came_from, clone, keep
 
@@ -77,6 +78,7 @@ class Scene:
         self._leaves: dict[Key, Tensor] = {}
         self._given: dict[int, Tensor] = {}  # the inputs that required grad, by place
         self._shares: dict[int, Tensor] = {}  # by id of the leaf
+        self._passed: tuple[Any, ...] = ()  # the arguments
         self._versions: dict[str, int] = {}  # of own parameters, as the call began
         self._undo: Callable[[], None] = nothing  # removes the hook that gives inputs
         self._returned: object = None  # what the module returned last
@@ -108,6 +110,7 @@ class Scene:
     def run(self, world: World) -> Tree:
         """Call the module, and return its output."""
         args, kwargs = given = self._arguments()
+        self._passed = *args, *kwargs.values()
         own = self._trace.parameters
         self._versions = {
             it: self._leaves[it]._version for it in own if it in self._leaves
@@ -126,26 +129,32 @@ class Scene:
     def pull(
         self,
         output: Tree,
-        grads: Mapping[Key, Tensor | None],
+        left: Mapping[Left, Tensor],
+        grads: Mapping[Key | Left, Tensor],
         autocast: Mapping[str, torch.dtype],
     ) -> dict[Key, Tensor | None]:
         """Return the gradients of the inputs and own parameters.
 
         Args:
             output: What the call returned.
-            grads: The gradients of the output's tensors, by place.
+            left: What it left in attributes and buffers, as `left` gives it.
+            grads: The gradients of the output's tensors, by place, and of these.
             autocast: The dtypes of autocast in the pass, by device type.
         """
         self._shares.clear()  # of passes that the call itself has run, as for forces
         returned = Tree.of(self._returned).leaves
         # A tensor returned twice has one gradient. It is copied, as hooks and backwards
         # may write over it.
+        ends = [
+            (place, id(returned[place]), it) for place, it in enumerate(output.leaves)
+        ]
+        ends += [(key, id(it), it) for key, it in left.items()]
         roots = {
-            id(returned[place]): (leaf, keep(grad).to(leaf.device, leaf.dtype))
-            for place, leaf in enumerate(output.leaves)
-            if (grad := grads.get(place)) is not None
+            of: (leaf, keep(grad).to(leaf.device, leaf.dtype))
+            for key, of, leaf in ends
+            if (grad := grads.get(key)) is not None
         }
-        tensors = [leaf for leaf in returned if isinstance(leaf, Tensor)]
+        tensors = [it for it in (*returned, *left.values()) if isinstance(it, Tensor)]
         with (
             _without_hooks_of_others(tensors, self._hooks_set),
             _autocast_set_to(autocast),
@@ -154,16 +163,23 @@ class Scene:
             go_back(list(roots.values()), list(self._leaves.values()))
         return {key: self._shares.get(id(leaf)) for key, leaf in self._leaves.items()}
 
-    def left_in(self, output: Tree) -> tuple[str, ...]:
-        """Return the attributes in which the call left tensors it did not return."""
-        returned = {id(leaf) for leaf in output.leaves}
-        found = (
-            f"{path}.{name}".removeprefix(".")
-            for path, module in cast(Any, self._module).named_modules()
-            for name, tensor in left_in(module)
-            if tensor not in self._copies and id(tensor) not in returned
-        )
-        return tuple(dict.fromkeys(found))
+    def left(self) -> dict[Left, Tensor]:
+        """Return the tensors that the call made and left, and did not return."""
+        found: dict[Left, Tensor] = {
+            (module, name, place): tensor
+            for module in self._module.modules()
+            for name, place, tensor in left_in(module)
+        }
+        for place, tensor in left_in_arguments(self._passed):
+            found[self._module, ARGUMENT, place] = tensor
+        returned = {id(leaf) for leaf in Tree.of(self._returned).leaves}
+        given = {id(it) for it in self._given.values()}
+        return {
+            key: it
+            for key, it in found.items()
+            if it._version or not (id(it) in given or it in self._copies)
+            if id(it) not in returned
+        }
 
     def overwritten(self) -> tuple[str, ...]:
         """Return the names of the inputs that the call has overwritten: ``args[0]``."""

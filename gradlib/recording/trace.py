@@ -22,6 +22,13 @@ Grads: TypeAlias = dict[int, Any]
 Key: TypeAlias = int | str
 """A position among the flat inputs or outputs, or the name of an own parameter."""
 
+Left: TypeAlias = tuple[nn.Module, str, int]
+"""Where a call left a tensor: the module, the name of its attribute or buffer, and the
+place among the tensors there."""
+
+ARGUMENT = ""
+"""Stands for the name where a call left a tensor in a container that it was given."""
+
 GRADIENTS = ("grad_input", "grad_output", "param_grads")
 FIELDS = ("args", "output", *GRADIENTS)
 """What `keep` may name; kwargs are kept with args, and totals with their shares."""
@@ -49,6 +56,14 @@ def whole(parts: Sequence[Any]) -> Any:
         return reduce(add, parts)
 
 
+def _less(total: Tensor, own: Tensor | None) -> Tensor | None:
+    """Return a gradient without a part of it; ``None`` if nothing is left."""
+    if own is None:
+        return total
+    with unseen():
+        return None if torch.equal(total, own) else total - own
+
+
 class Flow:
     """The gradients gathered for one computation of a call.
 
@@ -71,6 +86,9 @@ class Flow:
     # torch's numbers of the passes that reached an output before the call returned it:
     # a pass inside the call, or one before the call returned a leaf.
     earlier: Set[int] = frozenset[int]()
+    # Where the call left tensors for later ones: of each of these, and of each output,
+    # all gradients, and those that the call itself has computed.
+    alone: Mapping[Key | Left, tuple[Grads, Grads]] = MappingProxyType({})
 
     def __init__(self) -> None:
         """Begin without entries."""
@@ -309,6 +327,21 @@ class CallTrace:
         wholes = {key: whole(parts) for key, parts in found.items()}
         self.block.copies.wait()
         return wholes
+
+    def arrived(self, number: int) -> dict[Key | Left, Any]:
+        """Return the gradients that came from outside of the call in one backward pass.
+
+        They came to its outputs, and to the tensors that it left in its module.
+        """
+        found: dict[Key | Left, Any] = {**self.gradients("outputs", number)}
+        asked = self.block.torch_numbers(number)
+        for flow in self.flows:
+            for key, (grads, own) in flow.alone.items():
+                found.pop(key, None)
+                parts = [_less(grads[it], own.get(it)) for it in asked if it in grads]
+                if (grad := whole([it for it in parts if it is not None])) is not None:
+                    found[key] = grad
+        return found
 
     def _gathered(self, gathered: str) -> dict[Key, list[Grads]]:
         """Return what all computations gathered, by key; a shared total only once."""

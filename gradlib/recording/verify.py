@@ -122,7 +122,8 @@ def _check(
     name.
 
     Raises:
-        CannotReplayError: No pass was replayed, or none gave the output a gradient.
+        CannotReplayError: No pass was replayed, or none gave the output a gradient, or
+            of none is known all that it gave the call.
     """
     passes = trace.passes()
     if not passes:
@@ -133,7 +134,8 @@ def _check(
         raise CannotReplayError(left[passes[0]])
     for number, reason in left.items():
         yield Skipped(trace.name, trace.index, reason, number)
-    through = {it: bool(trace.gradients("outputs", it)) for it in replayable}
+    through: list[int] = []
+    unknown: dict[int, str] = {}
     is_other = False  # whether the replay returned something else
     for number in replayable:
         least = rtol_of(_dtypes_inside(trace, number))
@@ -146,21 +148,28 @@ def _check(
             is_other = bool(wrong)
             if replayed.shares is None and not is_other:
                 yield difference_at(trace, "output", math.inf, NO_SUCH_OUTPUT)
-        if replayed.shares is None or not through[number]:
+        through += [number] if trace.arrived(number) else []
+        if replayed.shares is None or number not in through:
             continue
-        prefix = of_pass(passes.index(number), len(passes))
         apart = _other_shares(trace, number, replayed.shares, tolerance)
+        repeats = None if apart or is_other else replayed
         why = ""
-        if apart and not is_other:  # gradients of another output differ anyway
-            why = why_apart(trace, number, replayed, traces, tolerance)
+        try:
+            if apart and not is_other:  # gradients of another output differ anyway
+                why = why_apart(trace, number, replayed, traces, tolerance)
+        except CannotReplayError as error:
+            unknown[number], apart = error.args[0], []
+        prefix = of_pass(passes.index(number), len(passes))
         for key, it in apart:
             field = prefix + share_name(trace, key)
             yield difference_at(trace, field, it.error, it.reason or why)
         if numerical:
-            repeats = None if apart or is_other else replayed
             yield from _by_differences(trace, number, prefix, repeats, tolerance)
-    if not any(through.values()):
-        raise CannotReplayError(", ".join(closed(trace)) or BEGAN_INSIDE)
+    if len(unknown) == len(through):
+        why = next(iter(unknown.values()), "")
+        raise CannotReplayError(why or ", ".join(closed(trace)) or BEGAN_INSIDE)
+    for number, reason in unknown.items():
+        yield Skipped(trace.name, trace.index, reason, number)
 
 
 def _by_differences(

@@ -251,16 +251,31 @@ def test_a_cast_that_autocast_may_share_is_noted() -> None:
     assert call.passes[1].param_grads_total["w"] is not None
 
 
-def test_verify_says_that_gradients_came_from_elsewhere() -> None:
+def test_verify_does_not_check_what_gradients_came_to_from_elsewhere() -> None:
     layer = Leaves("list")
-    with gradlib.record(layer) as recording:
+    with gradlib.record(nn.Sequential(layer)) as recording:
         (layer(inputs()).sum() + PUT.pop()).backward()
-    reasons = {it.reason for it in recording.verify().disagreements}
+    verified = recording.verify()
     PUT.clear()
-    assert reasons == {
-        "gradients may have come by another way too: what it put elsewhere, as into a "
-        "global list"
-    }
+    assert not verified.disagreements
+    (skipped,) = verified.skipped
+    assert (skipped.name, skipped.backward) == ("0", None)
+    assert skipped.reason == (
+        "gradients also came by what it put elsewhere, as into a global list, and a "
+        "replay lacks them"
+    )
+
+
+def test_verify_checks_the_passes_to_which_nothing_came_from_elsewhere() -> None:
+    layer, x = Leaves("list"), inputs()
+    with gradlib.record(layer) as recording:
+        y = layer(x).sum()
+        (y + PUT.pop()).backward(retain_graph=True)
+        y.backward()
+    verified = recording.verify()
+    PUT.clear()
+    assert verified.ok
+    assert [it.backward for it in verified.skipped] == [0]
 
 
 def test_what_leads_to_nothing_of_the_call_is_not_spoken_of() -> None:

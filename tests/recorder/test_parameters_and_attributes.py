@@ -215,9 +215,7 @@ def test_a_loss_that_a_module_leaves_in_a_buffer() -> None:
     call = recording["1"]
     assert_close(call.grad_input, call.grad_input_total)
     assert_close(call.param_grads["scale"], grad_of(balanced.scale))
-    (share, scale) = recording.verify().disagreements
-    assert (share.name, scale.name) == ("1", "1")
-    assert share.reason.endswith("by another way too: attribute balance")
+    assert recording.verify().agreed == 3
 
 
 def test_a_parameter_replaced_in_the_block() -> None:

@@ -30,21 +30,21 @@ class Experts(nn.Module):
         return self.returned
 
 
-def test_a_gradient_that_came_through_an_attribute_is_the_reason() -> None:
+@pytest.mark.parametrize("modules", [None, ["1"]])
+@pytest.mark.parametrize("add", [0, 1])
+def test_what_came_through_the_attribute_of_a_module_that_is_left_out(
+    add: int, modules: list[str] | None
+) -> None:
     torch.manual_seed(0)
     net: Any = nn.Sequential(nn.Linear(3, 3), nn.Sequential(Experts()))
-    for add, modules in ((0, None), (1, None), (1, ["1"])):
-        with gradlib.record(net, modules=modules) as recording:
-            loss = net(torch.randn(4, 3)).sum()
-            (loss + add * net[1][0].auxiliary["loss"]).backward()
-        wrong = recording.verify(numerical=True).disagreements
-        if not add:
-            assert wrong == ()
-            continue
-        (only,) = wrong
-        assert only.field == "grad_input[0]"
-        name = "auxiliary" if modules is None else "0.auxiliary"
-        assert only.reason.endswith(f"by another way too: attribute {name}")
+    with gradlib.record(net, modules=modules) as recording:
+        loss = net(torch.randn(4, 3)).sum()
+        (loss + add * net[1][0].auxiliary["loss"]).backward()
+    verified = recording.verify(numerical=True)
+    assert not verified.disagreements
+    said = "gradients also came by attribute 0.auxiliary, 0.first, and a replay lacks"
+    expected = [f"{said} them"] if add and modules else []
+    assert [it.reason for it in verified.skipped] == expected
 
 
 def test_a_gradient_that_came_to_a_call_inside_is_the_reason() -> None:
@@ -103,7 +103,8 @@ def test_a_gradient_that_came_by_an_input_it_overwrites_is_the_reason(
         (loss + base.square().sum() if is_used else loss).backward()
     found = [it.reason for it in recording.verify().disagreements]
     said = "gradients may have come by another way too: args[0], which it overwrites"
-    assert found == [said] * is_used
+    is_view = shows(torch.zeros(5, 4)).shape != (5, 4)
+    assert found == [said] * (is_used and is_view)
 
 
 def assert_named_as_another_way(model: Any, of: Callable[[Any], Tensor]) -> None:
@@ -206,13 +207,15 @@ def test_a_pass_that_began_inside_of_a_call_is_not_held_against_it(
             self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            self.inner = torch.tanh(self.first(x))
-            return self.last(self.inner)
+            inner = torch.tanh(self.first(x))
+            seen.append(inner)
+            return self.last(inner)
 
+    seen: list[Tensor] = []
     net, x = Net(), torch.randn(2, 3, requires_grad=True)
     with gradlib.record(net) as recording:
         y = net(x)
-        torch.autograd.grad(net.inner.sum(), x, retain_graph=True)
+        torch.autograd.grad(seen[0].sum(), x, retain_graph=True)
         if through_the_output_too:
             torch.autograd.grad(y.sum(), x)
     found = recording.verify()
@@ -261,11 +264,13 @@ def test_hooks_that_do_not_give_back_what_was_saved_are_the_reason(
 def test_hooks_of_saved_tensors_are_no_reason_where_they_have_ended() -> None:
     torch.manual_seed(0)
     net: Any = nn.Sequential(nn.Linear(3, 3), Experts())
+    seen: list[Tensor] = []
+    net[1].router.register_forward_hook(lambda *_: seen.append(_[-1]))
     with gradlib.record(net) as recording:
         with torch.autograd.graph.save_on_cpu():
             net(torch.randn(4, 3)).sum().backward()
         loss = net(torch.randn(4, 3)).sum()
-        (loss + net[1].auxiliary["loss"]).backward()
+        (loss + seen[-1].square().sum()).backward()
     (only,) = recording.verify().disagreements
     assert only.index == 1
     assert HOOKED not in only.reason
