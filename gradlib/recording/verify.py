@@ -14,7 +14,7 @@ import torch
 
 from gradlib.errors import CannotReplayError
 from gradlib.progress import reported
-from gradlib.random_state import seed_all
+from gradlib.random_state import generators_of_devices, seed_all
 from gradlib.recording.difference import (
     Difference,
     Gap,
@@ -45,6 +45,7 @@ NO_SUCH_OUTPUT = (
 DRAWN_ELSEWHERE = (
     "it draws from Python's random or NumPy, whose states are not kept as torch's are"
 )
+SEEDED = "it gives torch's generators another seed each time, as torch.seed() does"
 NO_SLOPE = "finite differences disagree"
 OWN_DTYPE = "not what it is in float64, where finite differences agree"
 SEED = 9_341_077
@@ -240,8 +241,7 @@ def _other_outputs(
         return
     found = gaps(trace.output.build(), replayed.output.build())
     apart = [(path, it) for path, it in found if not tolerance.allows(it)]
-    drawn = bool(apart) and _draws_elsewhere(trace, number)
-    why = DRAWN_ELSEWHERE if drawn else ANOTHER_OUTPUT
+    why = _why_another(trace, number) if apart else ""
     for path, it in apart:
         yield difference_at(trace, "output" + path, it.error, it.reason or why)
 
@@ -260,13 +260,19 @@ def _not_whole(trace: CallTrace, passes: Sequence[int]) -> Iterator[tuple[int, s
             yield number, error.args[0]
 
 
-def _draws_elsewhere(trace: CallTrace, number: int) -> bool:
-    """Tell whether a forward draws from the generators of Python or NumPy."""
+def _why_another(trace: CallTrace, number: int) -> str:
+    """Say why a forward may have returned something else than was recorded."""
     states: list[object] = []
+    seeds: list[list[int]] = []
 
     def look() -> None:
         numpys = numpy.random.get_state(legacy=False)
         states.append((random.getstate(), pickle.dumps(numpys)))
+        seeds.append([it.initial_seed() for it in generators_of_devices()])
 
     replay(trace, number, begin=look, turn=look)
-    return states[0] != states[1]
+    if states[0] != states[1]:
+        return DRAWN_ELSEWHERE
+    if seeds[0] != seeds[1]:  # it gives a seed, but perhaps the same each time
+        replay(trace, number, turn=look)
+    return SEEDED if seeds[1] != seeds[-1] else ANOTHER_OUTPUT

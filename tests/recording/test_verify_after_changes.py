@@ -1,7 +1,9 @@
 """`verify` uses the hooks, weights and parameters of the time of each call."""
 
+import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -79,6 +81,32 @@ def test_what_a_call_draws_from_other_generators_is_named(
     assert found.disagreements[0].reason == (
         "it draws from Python's random or NumPy, whose states are not kept as torch's "
         "are"
+    )
+
+
+def test_a_new_seed_at_each_call_is_named() -> None:
+    """Reversible layers seed so, to draw the same numbers again in the backward."""
+
+    class Drops(nn.Module):
+        def __init__(self, seed: Callable[[], object]) -> None:
+            super().__init__()
+            self.seed = seed
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seed()
+            return nn.functional.dropout(x) * next(factors)
+
+    factors = itertools.count(1)
+    same_seed = Drops(partial(torch.manual_seed, 7))
+    net = nn.Sequential(nn.Linear(30, 30), same_seed, Drops(torch.seed))
+    with gradlib.record(net) as recording:
+        net(torch.randn(4, 30)).sum().backward()
+    found = recording.verify().disagreements
+    reasons = {it.name: it.reason for it in found if it.field == "output"}
+    assert reasons.keys() == {"1", "2"}
+    assert reasons["1"].startswith("it may use what was not kept")
+    assert reasons["2"] == (
+        "it gives torch's generators another seed each time, as torch.seed() does"
     )
 
 
