@@ -81,7 +81,7 @@ def call_again(
     leaves: dict[int | str, Tensor] = {}
     lifted = Lifted(random.own)
     seeing = lifted if double else random.own if watched else nullcontext()
-    named = leaves if graph else {}
+    named = leaves if graph else None
     parameter_of = _moved_parameters(arguments, moves, change, widened, named)
     with (
         torch.set_grad_enabled(graph),
@@ -110,16 +110,17 @@ def _moved_parameters(
     moves: Steps,
     change: Callable[[Tensor], Tensor],
     widened: MutableMapping[Tensor, Tensor],
-    named: dict[int | str, Tensor],
+    named: dict[int | str, Tensor] | None,
 ) -> Callable[[nn.Parameter], nn.Parameter]:
     """Return a function from a parameter to its stand-in, which it notes in `named`."""
     names: dict[int, str] = {}
-    if isinstance(arguments.fn, nn.Module):
+    asks = named is not None or arguments.of_parameters
+    if asks and isinstance(arguments.fn, nn.Module):
         names = {id(it): name for name, it in arguments.fn.named_parameters()}
     made_of: dict[int, nn.Parameter] = {}
 
     def own_value(original: Tensor, name: str | None) -> Tensor:
-        if any(name in along for _, along in moves):
+        if name is not None and any(name in along for _, along in moves):
             return change(original)
         value = widened.get(original)
         if value is None or value._version:  # an earlier call has written to it
@@ -133,7 +134,7 @@ def _moved_parameters(
             if name is not None:
                 _move(value, moves, name)
             made_of[id(original)] = nn.Parameter(value, original.requires_grad)
-            if name is not None:
+            if name is not None and named is not None:
                 named[name] = made_of[id(original)]
         return made_of[id(original)]
 

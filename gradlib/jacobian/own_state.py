@@ -4,7 +4,6 @@ import threading
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from copy import copy
 from typing import Any, cast
 
 import torch
@@ -25,7 +24,7 @@ from gradlib.private.modules import (
     own_parameters,
     put_in_for_one_call,
 )
-from gradlib.recording.attributes import Copies, fill_slots, in_slots
+from gradlib.recording.attributes import Copies, fill_slots
 from gradlib.values import keep, same_values
 
 
@@ -68,7 +67,7 @@ def own_state(
     states = _States(change, parameter_of)
 
     def before_forward(module: nn.Module, _args: object) -> None:
-        if threading.get_ident() == here:
+        if module not in states and threading.get_ident() == here:
             # The modes and transforms that fn has entered must not see this.
             with no_function_modes(), no_transforms(), torch.inference_mode(False):
                 states.exchange(module)
@@ -107,9 +106,13 @@ class _States:
         # Module, kind and name of tensors that `functional_call` puts back itself.
         self._put_in: list[tuple[nn.Module, str, str]] = []
 
+    def __contains__(self, module: nn.Module) -> bool:
+        """Tell whether a module has a stand-in state."""
+        return module in self._before
+
     def exchange(self, module: nn.Module) -> None:
         """Give a module and all inside it a stand-in state, unless they have one."""
-        if module in self._before:
+        if module in self:
             return
         known = len(self._before)
         put_in = put_in_for_one_call()
@@ -117,9 +120,8 @@ class _States:
             if inner not in self._before:
                 self._exchange_tensors(inner, put_in)
         for inner in list(self._before)[known:]:  # after all parameters are known
-            if filled := in_slots(inner):
+            if filled := self._copies.put_into(inner):
                 self._slots[inner] = filled
-            self._copies.put_into(inner)
 
     def put_back(self) -> None:
         """Give every module its original state back."""
@@ -142,7 +144,7 @@ class _States:
             self._scripted.extend((it, it.detach().clone()) for it in own)
             return
         parameters: dict[str, Any] = dict(own_parameters(module))
-        if any(it is not None and is_lazy(it) for it in parameters.values()):
+        if any(map(is_lazy, parameters.values())):
             return  # the first call makes its parameters for good
         state = vars(module)
         self._before[module] = dict(state)
@@ -161,7 +163,7 @@ class _States:
         for kind in FORWARD_HOOKS:
             state[kind] = without_ours(state[kind])
         for kind in (CHILDREN, *BACKWARD_HOOKS):
-            state[kind] = copy(state[kind])
+            state[kind] = state[kind].copy()
 
 
 def copied(tensor: Tensor) -> Tensor:

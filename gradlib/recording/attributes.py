@@ -186,12 +186,18 @@ class Copies:
             if isinstance(made, Tensor) and (state := vars(made)):
                 state.update([(name, self.of(it)) for name, it in state.items()])
 
-    def put_into(self, module: nn.Module) -> None:
-        """Give a module copies of what its attributes and slots hold."""
-        state, filled = vars(module), in_slots(module)
+    def put_into(self, module: nn.Module) -> dict[MemberDescriptorType, Any]:
+        """Give a module copies of what its attributes and slots hold.
+
+        Returns:
+            What its slots held.
+        """
+        state = vars(module)
         for name, value in attributes(module):
             state[name] = self.of(value)
-        fill_slots(module, {slot: self.of(value) for slot, value in filled.items()})
+        if filled := in_slots(module):
+            fill_slots(module, {slot: self.of(it) for slot, it in filled.items()})
+        return filled
 
     def __contains__(self, tensor: Tensor) -> bool:
         """Tell whether a tensor is one of the copies."""
@@ -242,10 +248,15 @@ class Copies:
 
 
 def _is_copied(value: object) -> bool:
+    if type(value) in _PLAIN:  # as nearly all attributes
+        return False
     if isinstance(value, Tensor | Was | Held) or type(value) in CONTAINERS:
         return True
     named: Any = optree.is_namedtuple_instance(value)
     return named or optree.is_structseq_instance(value) or is_stateful(value)
+
+
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 
 
 def _original(value: Any) -> Any:
