@@ -9,6 +9,7 @@ from a path that autograd does not see.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeVar
 
 import torch
@@ -304,8 +305,10 @@ def _unclear_entries(
         known = _known_slope(slopes, graph, blocks, root)
         slope, noise = slope.to(known), slopes.noise(root).to(known)
         unclear = _unclear(known, slope, noise, close, eps)
+        if not unclear.any():
+            continue
         samples = unclear.any(1)
-        if 0 < MANY * samples.sum() <= graph.batch:
+        if MANY * samples.sum() <= graph.batch:
             rounding = _rounding(slopes, graph, blocks, root, samples)
             noise = noise.index_put((samples,), rounding, accumulate=True)
             unclear = _unclear(known, slope, noise, close, eps)
@@ -318,10 +321,12 @@ def _known_slope(
     slopes: Slopes, graph: Graph, blocks: Mapping[Block, Tensor], root: int
 ) -> Tensor:
     """Return the slope of an output by the Jacobian, ``(batch, out)``, in float64."""
-    total = torch.zeros(1, dtype=torch.float64, device=graph.points[0].device)
-    for block, u in _factors(slopes, graph, blocks, root):
-        total = total + (block @ u).reshape(graph.batch, -1).to(total)
-    return total
+    device = graph.points[0].device
+    parts = (
+        (block @ u).reshape(graph.batch, -1).to(device, torch.float64)
+        for block, u in _factors(slopes, graph, blocks, root)
+    )
+    return reduce(torch.add, parts)
 
 
 def _rounding(
@@ -376,9 +381,9 @@ def _unclear(
     """Return where two slopes differ, or may by rounding, as ``(batch, out)``.
 
     Each sample is judged as a whole, then each entry, as a wrong one that is small
-    beside others would not show. Where all agree, the result is ``(batch, 1)``, all
+    beside others would not show. Where all agree, the result may be ``(batch, 1)``, all
     False. In a sample that differs, the entries that do are marked, by their mean
-    square: so at least one is.
+    square: so at least one is. What is infinite or NaN says nothing.
 
     Args:
         known: The slopes by the Jacobian, ``(batch, out)``.
@@ -391,12 +396,13 @@ def _unclear(
     off = known - slope
     apart = length(off)
     hidden = (noise > HIDING * size) & (size > 0)
-    samples = apart.isfinite() & ((apart > close * size + noise) | hidden)
-    samples, hidden = samples[:, None], hidden[:, None]
+    samples = (apart > close * size + noise) | hidden
     larger = torch.maximum(known.abs(), slope.abs())
     allowed = close * larger + (noise + SMALL * eps * size)[:, None]
-    small = off.isfinite() & (off.abs() > allowed)
+    small = off.abs() > allowed
     if not (samples.any() or small.any()):
-        return samples
+        return samples[:, None]
+    samples = samples & apart.isfinite()
     own = off.square() > close**2 * (known.square() + slope.square()) / 2
-    return (samples & (own | hidden)) | small
+    own_samples = samples[:, None] & (own | hidden[:, None])
+    return own_samples | (small & off.isfinite())

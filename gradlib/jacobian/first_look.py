@@ -56,7 +56,7 @@ class Slopes:
     def noise(self, root: int) -> Tensor:
         """Return how far rounding may move each sample's slope, ``(batch,)``."""
         size = self.sizes[root]
-        return self.rounding * torch.finfo(size.dtype).eps * size / self.step
+        return size * (self.rounding * torch.finfo(size.dtype).eps / self.step)
 
     def closer(self) -> "Slopes":
         """Return the slopes along the same direction by a shorter step.

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -248,13 +248,16 @@ def _is_right_at_once(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) 
     for point, grad in enumerate(look.grads):
         if grad is None:
             return False
-        total = sum(_parts(graph, blocks, look, point), torch.zeros_like(grad))
+        total = reduce(torch.add, _parts(graph, blocks, look, point))
         apart.append(norm(total - grad))
         sizes.append(norm(total))
     close = closeness(graph)
     if len({it.device for it in apart}) > 1:
         return all(bool(a < close * b) for a, b in zip(apart, sizes, strict=True))
-    return bool((torch.stack(apart) < close * torch.stack(sizes)).all())
+    # This waits for a GPU once.
+    numbers: list[float] = cast(Any, torch.stack((*apart, *sizes))).tolist()
+    pairs = zip(numbers, numbers[len(apart) :], strict=False)
+    return all(a < close * b for a, b in pairs)
 
 
 def _wrong(

@@ -1,6 +1,7 @@
 """Finds the nodes of a graph that decide the mode: most of them torch gets wrong."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -224,5 +225,14 @@ def _is_norm_of_a_backward_pass(node: Any) -> bool:
 
 def narrowest_dtype(graph: Graph) -> torch.dtype:
     """Return the narrowest floating dtype of the gradients in a backward pass."""
-    found = {it.dtype for it in (*graph.points, *graph.drawing.kinds)}
-    return min((it for it in found if it.is_floating_point), key=lambda it: it.itemsize)
+    between = _narrowest_between(graph.drawing)
+    return min(between, *(it.dtype for it in graph.points), key=_ITEMSIZE)
+
+
+@kept_for_each
+def _narrowest_between(drawing: Drawing) -> torch.dtype:
+    found = {it.dtype for it in drawing.kinds}
+    return min((it for it in found if it.is_floating_point), key=_ITEMSIZE)
+
+
+_ITEMSIZE = attrgetter("itemsize")
