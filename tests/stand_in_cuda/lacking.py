@@ -1,5 +1,7 @@
 """What the stand-in lacks, and the tests that need it."""
 
+import re
+
 CUDNN = "the stand-in has no cuDNN"
 
 LACKING = {
@@ -12,15 +14,24 @@ LACKING = {
 """The name of each, and why it is skipped."""
 
 SAID = {
-    "QuantizedCUDA": "quantized tensors",
-    "Storage device not recognized": "storages that Python makes, as torch.load does",
-    "built without USE_CUDA": "storages that are resized, as FSDP does",
-    "support synchronizing streams": "communication between processes",
-    "storage that is not resizable": "kernels that resize what they write to",
+    (
+        NotImplementedError,
+        r"Could not run 'aten::\w+' with arguments from the 'QuantizedCUDA' backend\.",
+    ): "quantized tensors",
+    (
+        RuntimeError,
+        r"Backend doesn't support synchronizing streams\.$",
+    ): "communication between processes",
 }
-"""What torch says where the stand-in lacks something, and what that is."""
+"""The errors that torch raises where the stand-in lacks something, and what that is.
+
+A GPU raises none of them: there it has the kernels, streams and memory they miss.
+"""
 
 
 def lack_in(error: Exception) -> str:
     """Return what the stand-in lacks by an error, or ``""``."""
-    return next((lack for said, lack in SAID.items() if said in str(error)), "")
+    for (kind, said), lack in SAID.items():
+        if type(error) is kind and re.match(said, str(error)):
+            return lack
+    return ""

@@ -100,7 +100,7 @@ def put_into(torch: ModuleType, extension: Any) -> None:
     c._cuda_set_sync_debug_mode = extension.refuse_waits
     c._cuda_sleep = lambda _: None
     put_memory(c, cuda, extension)
-    put_storages(torch)
+    put_storages(torch, extension)
     put_streams(cuda, extension)
     torch.backends.cudnn.is_acceptable = lambda _: False  # else it warns: no cuDNN
     # Kernels are the CPU's, so the numbers that they draw are too.
@@ -154,16 +154,26 @@ def put_memory(c: Any, cuda: Any, extension: Any) -> None:
     )
 
 
-def put_storages(torch: ModuleType) -> None:
-    """Put copies of devices' memory into torch, as deepcopy() and pickle make them."""
+def put_storages(torch: ModuleType, extension: Any) -> None:
+    """Put what copies and resizes devices' memory into torch."""
 
     def copied(storage: Any, device: Any) -> Any:
         made = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
         given = torch.empty(0, dtype=torch.uint8, device=storage.device)
         return made.copy_(given.set_(storage)).untyped_storage()
 
+    of_the_cpu = torch.UntypedStorage.resize_
+
+    def resize(storage: Any, size: int) -> Any:
+        if storage.device.type == "cpu":
+            return of_the_cpu(storage, size)
+        extension.resize_storage(storage._cdata, size)
+        return storage
+
     torch.UntypedStorage.clone = lambda self: copied(self, self.device)
     torch.UntypedStorage.cpu = lambda self: copied(self, "cpu")
+    torch.UntypedStorage.to = lambda self, *, device, **_: copied(self, device)
+    torch.UntypedStorage.resize_ = resize
 
 
 def put_streams(cuda: Any, extension: Any) -> None:

@@ -113,6 +113,15 @@ void DeviceMemory::release(void* given) {
     delete block;
 }
 
+void resize_storage(uintptr_t address, int64_t size) {
+    auto storage = reinterpret_cast<c10::StorageImpl*>(address);
+    auto made = device_memory.allocate(size);
+    auto kept = std::min<int64_t>(size, storage->nbytes());
+    if (kept) memcpy(made.get(), storage->data(), kept);
+    storage->set_data_ptr_noswap(std::move(made));
+    storage->set_nbytes(size);
+}
+
 struct PinnedMemory final : Memory {
     std::mutex mutex;
     std::set<const void*> blocks;
@@ -228,13 +237,14 @@ Tensor on_cpu(const Tensor& tensor) {
     if (tensor.is_cpu()) return tensor;
     if (tensor.layout() != at::kStrided || tensor.is_nested()) return parts_on_cpu(tensor);
     auto start = static_cast<char*>(tensor.storage().data_ptr().get());
-    auto found = at::from_blob(
-        start ? start + tensor.storage_offset() * tensor.itemsize() : nullptr,
-        tensor.sizes(),
-        tensor.strides(),
-        [kept = tensor.storage()](void*) {},
-        tensor.options().device(at::kCPU)
-    );
+    auto data = start ? start + tensor.storage_offset() * tensor.itemsize() : nullptr;
+    auto found = at::for_blob(data, tensor.sizes())
+        .strides(tensor.strides())
+        .deleter([kept = tensor.storage()](void*) {})
+        .options(tensor.options().device(at::kCPU))
+        .allocator(c10::GetAllocator(c10::DeviceType::CPU))
+        .resizeable_storage()  // as kernels may write more to it
+        .make_tensor();
     found._set_conj(tensor.is_conj());
     found._set_neg(tensor.is_neg());
     return found;
@@ -483,6 +493,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     module.def("register_sparse", &register_kind<Key::SparseCPU, Key::SparseCUDA>);
     module.def("register_sparse_csr", &register_kind<Key::SparseCsrCPU, Key::SparseCsrCUDA>);
     module.def("register_nested", &register_kind<Key::NestedTensorCPU, Key::NestedTensorCUDA>);
+    module.def("resize_storage", &resize_storage);
     module.def("limit_memory", [](int64_t limit) { device_memory.limit = limit; });
     module.def("memory_held", [] { return int64_t(device_memory.held); });
     module.def("times_run_out", [] { return int64_t(device_memory.times_run_out); });
