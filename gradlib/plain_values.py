@@ -214,8 +214,8 @@ copyreg.pickle(cast(Any, _Made), lambda kind: (_class, kind.made_of))
 
 
 def tensor_of(array: Any) -> Tensor:
-    """Return a NumPy array as a tensor, whatever its byte order."""
-    return torch.tensor(array.astype(array.dtype.newbyteorder("=")))
+    """Return a NumPy array as a tensor of the CPU, whatever its byte order."""
+    return torch.tensor(array.astype(array.dtype.newbyteorder("=")), device="cpu")
 
 
 def dtype_named(name: str) -> torch.dtype:

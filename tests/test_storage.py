@@ -539,7 +539,8 @@ def test_a_shape_stays_a_shape(path: Path) -> None:
 
 def test_arrays_made_while_writing_are_not_mixed_up(path: Path) -> None:
     arrays = [np.full(3, i) for i in range(20)]
-    loaded = round_trip(arrays, path)
+    with torch.device("meta"):  # the default device has no say
+        loaded = round_trip(arrays, path)
     assert all((a == b).all() for a, b in zip(loaded, arrays, strict=True))
 
 

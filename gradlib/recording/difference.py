@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 from typing import Any, TypeVar, cast
 
@@ -207,7 +208,8 @@ def gap(x: Any, y: Any) -> Gap:
         if x == y:
             return _NONE
         try:
-            return _gap_of_tensors(torch.tensor(x), torch.tensor(y))
+            number = partial(torch.tensor, device="cpu")
+            return _gap_of_tensors(number(x), number(y))
         except (TypeError, ValueError, RuntimeError):  # no numbers, or too large ones
             return _incomparable(f"{x!r} and {y!r}")
     if isinstance(x, Tensor) or isinstance(y, Tensor):
@@ -287,7 +289,8 @@ def _zeros(x: Any, other: Any) -> Any:
     if x is not None:
         return x
     if isinstance(other, TensorStats):
-        return tensor_stats(torch.zeros(other.shape, dtype=other.dtype))
+        zeros = torch.zeros(other.shape, dtype=other.dtype, device="cpu")
+        return tensor_stats(zeros)
     return torch.zeros_like(other) if isinstance(other, Tensor) else x
 
 

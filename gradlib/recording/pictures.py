@@ -215,7 +215,7 @@ def _magnitudes(tensor: Tensor) -> Tensor:
     with suppress(UnknownToClassError):
         if not tensor.is_meta:
             return if_known(lambda: _countable(tensor), [tensor])
-    return torch.full(tensor.shape, torch.nan, dtype=torch.double)
+    return torch.full(tensor.shape, torch.nan, dtype=torch.double, device="cpu")
 
 
 def _countable(tensor: Tensor) -> Tensor:

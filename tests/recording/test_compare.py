@@ -416,6 +416,23 @@ def test_plain_arguments() -> None:
     assert where(this.compare(other_scale)) == ("", 0, "forward", "args[1]")
 
 
+@pytest.mark.parametrize("make", [float, np.float64, lambda by: np.array([by])])
+def test_the_default_device_has_no_say(make: Callable[[float], Any]) -> None:
+    class Scales(nn.Module):
+        def forward(self, x: Tensor, by: Any) -> Tensor:
+            return x * float(by.item() if isinstance(by, np.ndarray) else by)
+
+    def of(by: float) -> gradlib.Recording:
+        with gradlib.record(model := Scales()) as recording:
+            model(torch.ones(2, requires_grad=True), make(by)).sum().backward()
+        return recording
+
+    this, near, far = of(2.0), of(2.0 + 1e-12), of(3.0)
+    with torch.device("meta"):
+        assert this.compare(near).ok
+        assert where(this.compare(far)) == ("", 0, "forward", "args[1]")
+
+
 def test_tolerances(net: Any, x: Tensor) -> None:
     this, other = recorded(net, x), recorded(net, x * 1.001)
     assert not this.compare(other).ok
@@ -624,7 +641,9 @@ def test_it_says_which_of_the_two_has_no_gradient(reduce: Any) -> None:
     frozen = copy.deepcopy(model).requires_grad_(False)
     x = torch.ones(1, 1, requires_grad=True)
     one, two = (recorded(it, x, reduce=reduce) for it in (model, frozen))
-    for found, which in ((one.compare(two), "the other"), (two.compare(one), "this")):
+    with torch.device("meta"):  # the default device has no say
+        compared = one.compare(two), two.compare(one)
+    for found, which in zip(compared, ("the other", "this"), strict=True):
         assert found.first is not None
         assert found.first.field == "param_grads['weight']"
         assert found.first.reason == f"None in {which} recording"
