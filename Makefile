@@ -20,6 +20,10 @@ python := $(VENV)/bin/python
 ready := $(VENV)/.ready
 endif
 
+# the tests of the library, which a GPU runs too
+of_library := $(addprefix tests/,gpu hook_reports jacobian recorder recording \
+	stand_in_cuda vjp) $(wildcard tests/test_*.py)
+
 # no notice from mkdocs-material about mkdocs 2, which pyproject.toml excludes
 export NO_MKDOCS_2_WARNING := 1
 
@@ -39,7 +43,7 @@ test: $(ready) ## run every test, every snippet and the built site in a real bro
 
 test-stand-in-cuda: $(ready) ## run the tests of a GPU without one, on a stand-in
 	GRADLIB_STAND_IN_CUDA=1 GRADLIB_TEST_DEVICE=cuda OMP_NUM_THREADS=1 \
-		$(python) -m pytest tests/gpu tests/recorder tests/recording \
+		$(python) -m pytest $(of_library) \
 		--numprocesses=logical --maxprocesses=4 --dist=worksteal
 
 site: $(ready) ## build the site into site/; any warning is an error

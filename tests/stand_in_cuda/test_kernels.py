@@ -34,6 +34,8 @@ def results_of(module: nn.Module, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("has_weights", [True, False])
 @pytest.mark.parametrize("name", FUSED)
 def test_a_fused_kernel(name: str, has_weights: bool) -> None:
+    if name == "FusedRmsNormBackward0" and torch.__version__ < "2.9":
+        pytest.skip("this torch has no node of its own for an RMS norm")
     with torch.device("cpu"):
         module, x = FUSED[name](has_weights).double(), torch.randn(3, 4).double()
         for parameter in module.parameters():
