@@ -8,12 +8,14 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradlib
 from gradlib import DetachedPathError, OutOfBytesError, Plan
 from gradlib.jacobian import planning
-from gradlib.jacobian.chunk import CONVOLVED, WHOLE
+from gradlib.jacobian.chunk import CONVOLVED, SINGLE, WHOLE
+from gradlib.jacobian.plan import BATCHED
 from mkdocs_hooks import fresh
 
 from .measured_memory import (
@@ -359,6 +361,17 @@ def test_a_pair_of_rows_shares_nothing(rows: int, passes: int) -> None:
     assert gradlib.plan_jacobian(model, x).passes == passes
     assert gradlib.plan_jacobian(model, x, mode="reverse").passes == passes
     assert gradlib.plan_jacobian(model, x, chunk_size=rows).passes == 1
+
+
+@pytest.mark.cpu
+def test_half_of_the_rows_go_alone_only_where_all_hold_much() -> None:
+    def planned(batch: int) -> Plan:
+        x = torch.ones(batch, 64)
+        return gradlib.plan_jacobian(lambda x: F.normalize(x, dim=1), x, mode="reverse")
+
+    each = BATCHED * 64 * planned(1).pass_bytes
+    assert (planned(SINGLE // each).chunk, planned(SINGLE // each).passes) == (64, 1)
+    assert planned(SINGLE // each + 1).passes > 1
 
 
 @pytest.mark.cpu
