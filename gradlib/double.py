@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from gradlib.tree import tensors_in
+from gradlib.tree import tensors_in_call
 
 
 class Double(TorchFunctionMode):
@@ -29,7 +29,7 @@ class Double(TorchFunctionMode):
         result = _WIDER_METHODS.get(func, func)(*map(wider, args), **given)
         if not isinstance(result, Tensor) or result.dtype not in _WIDER:
             return result
-        if any(it.dtype in _WIDER for it in tensors_in((args, given))):
+        if any(it.dtype in _WIDER for it in tensors_in_call(args, given)):
             return result  # it has their dtype
         if result.is_leaf and result.requires_grad:
             return result.detach().to(_WIDER[result.dtype]).requires_grad_()

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, cast
 
 import optree
+import torch
 from optree import PyTreeSpec
 from torch import Tensor, nn
 
@@ -183,7 +184,9 @@ def flatten_call(
 
 
 # Exact types of what is no structure: most calls take and return nothing else.
-_ATOMS = frozenset({Tensor, nn.Parameter, type(None), bool, int, float})
+_ATOMS = frozenset(
+    {Tensor, nn.Parameter, type(None), bool, int, float, str, torch.dtype}
+)
 
 _BARE: PyTreeSpec = cast(Any, optree).tree_structure(
     0, none_is_leaf=True, namespace=NAMESPACE
@@ -200,6 +203,14 @@ def _flat_call(count: int) -> PyTreeSpec:
 def tensors_in(structure: object) -> list[Tensor]:
     """Return the tensors of a nested structure, in order."""
     return [leaf for leaf in Tree.of(structure).leaves if isinstance(leaf, Tensor)]
+
+
+def tensors_in_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors among the arguments of a call, also nested, in order."""
+    leaves: Iterable[Any] = (*args, *kwargs.values())
+    if not _ATOMS.issuperset(map(type, leaves)):
+        leaves, _ = flatten((args, kwargs))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _unchecked(spec: PyTreeSpec, leaves: Iterator[object]) -> Any:

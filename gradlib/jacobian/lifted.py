@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from gradlib.double import Double, wider
 from gradlib.jacobian.generators import Met
 from gradlib.jacobian.warned import theirs
-from gradlib.tree import tensors_in
+from gradlib.tree import tensors_in_call
 
 # Functions of torch whose results autograd does not follow.
 _LEAVES_AUTOGRAD: dict[Any, str] = {
@@ -90,9 +91,10 @@ class Lifted(Double):
         self._generators.meet(kwargs)
         if func in _LEAVES_AUTOGRAD:
             self.left[f"{_LEAVES_AUTOGRAD[func]} in {_place()}"] = None
-        writes = _writes(func)
-        asks = getattr(func, "__name__", "") in _ASKING
-        narrow = not asks and any(map(_is_narrow, tensors_in((args, kwargs))))
+        name = getattr(func, "__name__", "")
+        writes = _writes(name)
+        asks = name in _ASKING
+        narrow = not asks and any(map(_is_narrow, tensors_in_call(args, kwargs)))
         if writes or narrow:
             first, rest = args[:writes], args[writes:]
             args = (*first, *map(_lifted, rest))
@@ -101,7 +103,8 @@ class Lifted(Double):
             if out is not None:
                 kwargs["out"] = out
         result = super().__torch_function__(func, types, args, kwargs)
-        self._look_for_casts(func, args, result)
+        if self.casts or func in _CASTS:
+            self._look_for_casts(func, args, result)
         return result
 
     def _look_for_casts(
@@ -115,9 +118,10 @@ class Lifted(Double):
             sums = args[0].detach().sum(dtype=torch.float64)
             self.casts.append(Cast(_place(), sums, [result]))
             return
-        if not self.casts or _out_of_place(func) in _INDEXING:
+        name = getattr(func, "__name__", "")
+        if _out_of_place(name) in _INDEXING:
             return
-        given = {id(it) for it in tensors_in(args)}
+        given = {id(it) for it in tensors_in_call(args, {})}
         for cast_ in self.casts:
             if any(id(it) in given for it in cast_.whole):
                 if whole:
@@ -126,15 +130,14 @@ class Lifted(Double):
                     cast_.used = True
 
 
-def _writes(func: Callable[..., Any]) -> int:
+@cache
+def _writes(name: str) -> int:
     """Return how many arguments a function writes into: 1, the first, or 0."""
-    name = getattr(func, "__name__", "")
-    return int(name == "__setitem__" or name != _out_of_place(func))
+    return int(name == "__setitem__" or name != _out_of_place(name))
 
 
-def _out_of_place(func: Callable[..., Any]) -> str:
+def _out_of_place(name: str) -> str:
     """Return the name of a function, without the ``_`` of in-place ones."""
-    name: str = getattr(func, "__name__", "")
     return name if name.endswith("__") else name.removesuffix("_")
 
 
