@@ -31,7 +31,7 @@ def between(starts: Sequence[Node], ends: Set[Edge]) -> Way:
     positions: dict[Node, tuple[int, ...]] = {}
     at_ends = {node for node, _ in ends}
     for node, edges in _from_below(starts):
-        led = [it for it in edges if it in ends or way.get(it[0])]
+        led = [it for it in edges if way.get(it[0]) or it in ends]
         if led or node in at_ends:
             way[node] = led
             if len(led) < len(edges):
