@@ -25,14 +25,15 @@ from gradlib.jacobian.memory import room_on
 from gradlib.jacobian.plan import BATCHED, Plan
 from gradlib.private.modes import graph_is_captured
 
-SMALL = 3 * 2**14
+SMALL = 2**16
 """How many entries the widest layer has at most, all replicas together; with several
-threads, half as many more.
+threads, twice as many.
 
 Larger nets are faster by their graph, where only the backward pass is repeated for each
-row. With torch 2.13 on a core of an Intel Xeon both took as long at this size, on the
-mean of 15 nets; at twice this size replicas took nearly half as long again, at half of
-it the graph a third.
+row. With torch 2.13 on a core of an Intel Xeon both took as long at this size or a
+little above it where layers are four times as wide inside, a little below it where they
+are twice as wide; at twice this size replicas took nearly half as long again. On two
+cores it was so at twice these sizes.
 """
 
 SMALL_ON_GPU = 2**25
@@ -160,4 +161,4 @@ def find_replicas(call: Call) -> Replicas | None:
 def _most(x: Tensor) -> int:
     if x.device.type != "cpu":
         return SMALL_ON_GPU
-    return SMALL if torch.get_num_threads() == 1 else SMALL * 3 // 2
+    return SMALL if torch.get_num_threads() == 1 else 2 * SMALL
