@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from filelock import FileLock
+
+from .made_once import made_once
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache"
@@ -195,21 +196,11 @@ def own_garbage() -> None:
 
 @pytest.fixture(scope="session")
 def built_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built the way a reader builds it; any warning fails.
-
-    The processes of pytest-xdist share one: the first builds it, the others wait.
-    """
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    site = shared / "site"
-    with FileLock(shared / "site.lock"):
-        if not site.exists():
-            build(shared / "unfinished").rename(site)
-    return site
+    """The site, built the way a reader builds it; any warning fails."""
+    return made_once("site", build, tmp_path_factory)
 
 
-def build(site: Path) -> Path:
+def build(site: Path) -> None:
     """Build the site, with every page that the nav lists."""
     if os.environ.get("CI"):  # there, everything on the site is computed anew
         for made in set(CACHE.glob("*")) - {CACHE / "wheels"}:
@@ -228,4 +219,3 @@ def build(site: Path) -> Path:
     listed = nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     built = list(site.rglob("index.html"))
     assert len(built) >= len(listed) > 0, f"{len(built)} pages built, nav has {listed}"
-    return site

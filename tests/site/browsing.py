@@ -21,15 +21,15 @@ SCHEMES: dict[Scheme, str] = {
 # No view is looked at half way between two colours.
 STILL = "* { transition: none !important }"
 # axe takes milliseconds for the colours of each text, and a page of code has thousands:
-# of those with the same tags, classes and styles all the way up it looks at one, and
-# at none where another page with the same sheets had one, and it was fine.
-CONTRAST = """async ([within, options, fine]) => {
+# of those with the same tags, classes and styles all the way up, below the same sheets,
+# it looks at one. These are found, and kept in the page, by what they wear.
+FIND_WORN = """within => {
   const sheets = [...document.querySelectorAll("style, link[rel=stylesheet]")]
-  const worn = [
+  const everywhere = [
     document.body.dataset.mdColorScheme,
     ...sheets.map(sheet => sheet.href ?? sheet.textContent),
   ].join(" ")
-  const alike = new Map()
+  window.wearers = new Map()
   const texts = document.createTreeWalker(
     document.querySelector(within), NodeFilter.SHOW_TEXT
   )
@@ -37,17 +37,15 @@ CONTRAST = """async ([within, options, fine]) => {
     if (!texts.currentNode.data.trim()) continue
     const shown = texts.currentNode.parentElement
     if (!shown.getClientRects().length) continue
-    let style = worn
+    let worn = everywhere
     for (let e = shown; e; e = e.parentElement)
-      style += `${e.tagName}.${e.className}[${e.getAttribute("style")}] `
-    if (!alike.has(style)) alike.set(style, shown)
+      worn += `${e.tagName}.${e.className}[${e.getAttribute("style")}] `
+    if (!wearers.has(worn)) wearers.set(worn, shown)
   }
-  fine.forEach(style => alike.delete(style))
-  const { violations } = alike.size
-    ? await axe.run([...alike.values()], options)
-    : { violations: [] }
-  return { violations, styles: [...alike.keys()] }
+  return [...wearers.keys()]
 }"""
+CONTRAST = """([worn, options]) =>
+  axe.run(worn.map(it => wearers.get(it)), options)"""
 # After these a page has answered to its new size and scheme.
 TWO_FRAMES = "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))"
 # How many milliseconds a page may take to answer: a busy machine is slow, not wrong.
@@ -163,11 +161,14 @@ def pale_text(
         fine: Styles that need no look; those that are found to be fine are added.
     """
     fine = set() if fine is None else fine
+    worn = set(page.evaluate(FIND_WORN, within)) - fine
+    if not worn:
+        return []
     options = {"runOnly": ["color-contrast"], "resultTypes": ["violations"]}
-    found = _with_axe(page, CONTRAST, within, options, list(fine))
-    if not found["violations"]:
-        fine.update(found["styles"])
-    return _violations(found)
+    found = _violations(_with_axe(page, CONTRAST, list(worn), options))
+    if not found:
+        fine |= worn
+    return found
 
 
 def _with_axe(page: Page, run: str, *args: object) -> dict[str, Any]:

@@ -56,9 +56,15 @@ CHOOSE_AND_READ = """asked => asked.map(([module, hook, at]) => {
     torch: texts("output")[0],
     spoken: elements.torch.getAttribute("aria-valuetext"),
     changes: texts(".ticks .change"),
-    hash: location.hash,
+    hash: window.address ?? location.hash,
   }
 })"""
+
+# To write each address into the browser's takes longer than all that is shown.
+NOTE_ADDRESSES = """() => {
+  history.replaceState = (_state, _title, address) => { window.address = address }
+}"""
+WRITE_ADDRESSES = "() => { delete history.replaceState; delete window.address }"
 
 LEAVE_OUT_TABLES = """() => {
   window.tables = document.querySelector(".hook-cases")
@@ -103,7 +109,9 @@ def test_shows_what_was_recorded(opened: Page) -> None:
         for run in hook_recordings.runs(BUILDS, case, hook)
         for version in {next(iter(run.nodes)), next(reversed(run.nodes))}
     ]
+    opened.evaluate(NOTE_ADDRESSES)
     shown = opened.evaluate(CHOOSE_AND_READ, asked)
+    opened.evaluate(WRITE_ADDRESSES)
     for (case, hook, at), now in zip(asked, shown, strict=True):
         version, name = VERSIONS[at], f"{case}/{hook}/{VERSIONS[at]}"
         got = calls_of(version, case, hook)
@@ -145,6 +153,8 @@ def test_marks_what_the_build_before_had_not(opened: Page) -> None:
     assert f"torch {fourth}, as in torch {third}." in after["foot"]
     said = f"{third}: 1 entry in grad_input, not as in torch {second}"
     assert change["spoken"] == said
+    hashes = [f"#linear-3d/legacy/{it}" for it in (second, third, fourth)]
+    assert [it["hash"] for it in (before, change, after)] == hashes
 
 
 def test_the_first_build_with_a_hook_is_no_change(opened: Page) -> None:

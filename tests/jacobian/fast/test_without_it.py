@@ -35,7 +35,8 @@ def test_every_answer_is_the_same_where_it_is_gone(tmp_path: Path) -> None:
     (tmp_path / ANSWERS).mkdir(parents=True)
     (tmp_path / ANSWERS / "test_it_is_gone.py").write_text(IT_IS_GONE)
     answers = [str(ANSWERS / it) for it in FILES]
-    for name in ("pyproject.toml", "tests/conftest.py", *answers):
+    shared = ("tests/conftest.py", "tests/made_once.py")
+    for name in ("pyproject.toml", *shared, *answers):
         shutil.copy(ROOT / name, tmp_path / name)
     run = ("-m", "pytest", "-q", "-n0", "-x", "-m", "not of_fast", str(ANSWERS))
     env = dict(os.environ)
