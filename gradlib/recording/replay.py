@@ -147,7 +147,7 @@ def _names(trace: CallTrace, left: Collection[Key | Left]) -> tuple[str, ...]:
     """Return the names of attributes: ``state``, or ``0.state`` in a module inside."""
     prefixes = {it: path for path, it in cast(Any, trace.module).named_modules()}
     found = {
-        f"{prefixes[key[0]]}.{key[1]}".removeprefix("."): None
+        f"{prefixes[key[0]]}.{key[1]}".removeprefix(".")
         for key in left
         if isinstance(key, tuple) and key[0] in prefixes and key[1] != ARGUMENT
     }
