@@ -32,7 +32,7 @@ from benchmarks.gpu_ways import (
     ready,
     replayed,
 )
-from benchmarks.jacobian_ways import Contender, contenders, loop, serious
+from benchmarks.jacobian_ways import Way, every_way, loop, serious
 from benchmarks.memory import measure_memory
 from benchmarks.names import BATCHED, JACFWD, JACREV, JACREV_OF_SUM, OURS, REPLICATED
 from benchmarks.recorder_report import as_text
@@ -169,13 +169,13 @@ def _steps(
 
     What is asked for most comes first.
     """
-    ways = [ready(it) for it in contenders()]
+    ways = [ready(it) for it in every_way()]
     with_compiled = ways[:1]
-    with_compiled += [compiled(it) for it in contenders() if it.name in COMPILED]
-    plain = [it for it in contenders() if it.name in REPLAYED]
+    with_compiled += [compiled(it) for it in every_way() if it.name in COMPILED]
+    plain = [it for it in every_way() if it.name in REPLAYED]
     graphs = [ready(it) for it in (*plain, one_by_one(plain[0]))]
     graphs += [replayed(capturable(it)) for it in plain]
-    compared = [ready(it) for it in contenders() if it.name in COMPARED]
+    compared = [ready(it) for it in every_way() if it.name in COMPARED]
     counted = [ready(it) for it in serious()]
 
     def table(net: jacobian_nets.Net) -> Result:
@@ -183,7 +183,7 @@ def _steps(
         _require_ratios(found["rows"])
         return found
 
-    def rows_of(among: list[Contender], net: jacobian_nets.Net) -> list[Result]:
+    def rows_of(among: list[Way], net: jacobian_nets.Net) -> list[Result]:
         return jacobian.measure([net], among, (1,), rounds, device)["rows"]
 
     def hooks(net: nets.Net) -> Result:
@@ -222,7 +222,7 @@ def tf32(*, allowed: bool) -> Generator[None]:
 
 
 def _numbers(
-    ways: list[Contender], rounds: int, device: torch.device, net: jacobian_nets.Net
+    ways: list[Way], rounds: int, device: torch.device, net: jacobian_nets.Net
 ) -> list[Result]:
     """Return the times and the errors of the ways in each of `NUMBERS`."""
     truth = loop(deepcopy(net.model).double(), net.x.double())
@@ -249,7 +249,7 @@ def _numbers(
 
 
 def _launches(
-    ways: list[Contender], device: torch.device, net: jacobian_nets.Net
+    ways: list[Way], device: torch.device, net: jacobian_nets.Net
 ) -> list[Result]:
     """Return how many kernels each way launches."""
     with torch.no_grad():

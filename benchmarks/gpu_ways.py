@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from benchmarks.jacobian_ways import Contender
+from benchmarks.jacobian_ways import Way
 from benchmarks.names import OURS
 from benchmarks.waiting import no_waiting
 
@@ -16,7 +16,7 @@ ONE_BY_ONE = f"{OURS}, kernel by kernel"
 """gradlib without the CUDA graph that it makes by itself where it can."""
 
 
-def ready(one: Contender) -> Contender:
+def ready(one: Way) -> Way:
     """Return a way that was used once, as torch loads a GPU's code at first use."""
 
     def prepare(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:
@@ -27,7 +27,7 @@ def ready(one: Contender) -> Contender:
     return replace(one, prepare=prepare)
 
 
-def compiled(one: Contender) -> Contender:
+def compiled(one: Way) -> Way:
     """Return a way under torch.compile; compiling is not timed."""
 
     def prepare(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:
@@ -36,7 +36,7 @@ def compiled(one: Contender) -> Contender:
     return ready(replace(one, name=f"{one.name}, compiled", prepare=prepare))
 
 
-def one_by_one(one: Contender) -> Contender:
+def one_by_one(one: Way) -> Way:
     """Return gradlib without a CUDA graph, as with a limit on its memory."""
     room = 2**40
     call = partial(gradlib.per_sample_jacobian, check=False, max_bytes=room)
@@ -45,7 +45,7 @@ def one_by_one(one: Contender) -> Contender:
     )
 
 
-def capturable(one: Contender) -> Contender:
+def capturable(one: Way) -> Way:
     """Return a way; gradlib's in a form that a CUDA graph can capture.
 
     That form asks the device for nothing, neither free memory nor a number: it is a
@@ -69,7 +69,7 @@ def capturable(one: Contender) -> Contender:
     return replace(one, prepare=prepare)
 
 
-def replayed(one: Contender) -> Contender:
+def replayed(one: Way) -> Way:
     """Return a way whose kernels a CUDA graph replays; the capture is not timed."""
 
     def prepare(model: nn.Module, x: Tensor, shape: torch.Size) -> Callable[[], Tensor]:

@@ -23,8 +23,8 @@ from benchmarks.files import RESULTS, write
 from benchmarks.jacobian_nets import Net, nets, random_nets
 from benchmarks.jacobian_ways import (
     MOST,
-    Contender,
-    contenders,
+    Way,
+    every_way,
     loop,
     serious_and_checked,
 )
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [net for net in all_nets if options.net in net.name]
     if options.quick:
         chosen = chosen[:1]
-    ways = serious_and_checked() if options.random else contenders()
+    ways = serious_and_checked() if options.random else every_way()
     results = measure(chosen, ways, threads, rounds, device)
     print(as_text(results))
     out = options.out or (
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def measure(
     chosen: list[Net],
-    ways: list[Contender],
+    ways: list[Way],
     threads: tuple[int, ...],
     rounds: int,
     device: torch.device,
@@ -93,7 +93,7 @@ def measure(
 
 def _of_net(
     net: Net,
-    ways: list[Contender],
+    ways: list[Way],
     known: dict[str, Result],
     rounds: int,
     device: torch.device,
@@ -141,7 +141,7 @@ def _plan(net: Net) -> Result:
 
 
 def _tried(
-    one: Contender, net: Net, truth: Tensor, device: torch.device, known: Result | None
+    one: Way, net: Net, truth: Tensor, device: torch.device, known: Result | None
 ) -> Result:
     """Use a way once; return its first results, or why it is left out."""
     if known is not None and known.get("skipped"):
@@ -170,7 +170,7 @@ def _tried(
 
 
 def too_many_passes(
-    one: Contender, x: Tensor, shape: torch.Size, device: torch.device
+    one: Way, x: Tensor, shape: torch.Size, device: torch.device
 ) -> str:
     """Return why a way would take too long on a GPU, or ``""``."""
     passes = one.passes(x, shape)

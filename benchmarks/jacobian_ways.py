@@ -33,11 +33,11 @@ from benchmarks.names import (
 MOST = 2**32
 """The most bytes a way may inherently need; one that needs more is left out."""
 
-Way = Callable[[nn.Module, Tensor], Tensor]
+Compute = Callable[[nn.Module, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Contender:
+class Way:
     """A way to compute it.
 
     Attributes:
@@ -56,16 +56,16 @@ class Contender:
     passes: Callable[[Tensor, torch.Size], int] = lambda _x, _shape: 1
 
 
-def contenders() -> list[Contender]:
+def every_way() -> list[Way]:
     """Return all ways, gradlib's first."""
     return [
         _plain(OURS, partial(gradlib.per_sample_jacobian, check=False)),
         _plain(OURS_CHECKED, gradlib.per_sample_jacobian),
-        Contender(OURS_OUT, _with_out),
+        Way(OURS_OUT, _with_out),
         _plain(OURS_IN_A_FUNCTION, _in_a_function),
         _plain(OURS_IN_OTHER_CODE, _in_other_code),
         _plain(OURS_IN_OTHER_CODE_CHECKED, partial(_in_other_code, check=True)),
-        Contender(
+        Way(
             "functional.jacobian, diagonal",
             lambda model, x, _: lambda: functional_diagonal(model, x),
             lambda x, shape: 4 * shape.numel() * len(x),
@@ -74,19 +74,19 @@ def contenders() -> list[Contender]:
         _plain(LOOP, loop),
         _plain(BATCHED, grads_batched),
         _plain(JACREV, jacrev_of_each),
-        Contender(
+        Way(
             JACFWD,
             lambda model, x, _: lambda: vmap(jacfwd(_single(model)))(x),
             # A few tangents for each entry of the input, each as large as the input.
             lambda x, _: 32 * x.numel() * x[0].numel(),
         ),
         _plain(JACREV_OF_SUM, jacrev_of_sum),
-        Contender(
+        Way(
             REPLICATED,
             lambda model, x, _: lambda: replicate(model, x),
             lambda x, shape: 40 * x.numel() * (shape.numel() // x.numel()),
         ),
-        Contender(
+        Way(
             UNIT_JVPS,
             lambda model, x, _: lambda: unit_jvps(model, x),
             passes=lambda x, _shape: x[0].numel(),
@@ -103,7 +103,7 @@ def contenders() -> list[Contender]:
     ]
 
 
-def serious() -> list[Contender]:
+def serious() -> list[Way]:
     """Return the ways that are the fastest somewhere, gradlib's first."""
     names = (
         OURS,
@@ -115,12 +115,12 @@ def serious() -> list[Contender]:
         REPLICATED,
         UNIT_JVPS,
     )
-    return [it for it in contenders() if it.name in names]
+    return [it for it in every_way() if it.name in names]
 
 
-def serious_and_checked() -> list[Contender]:
+def serious_and_checked() -> list[Way]:
     """Return the same ways, and gradlib's with its check."""
-    return serious() + [it for it in contenders() if it.name == OURS_CHECKED]
+    return serious() + [it for it in every_way() if it.name == OURS_CHECKED]
 
 
 def functional_diagonal(model: nn.Module, x: Tensor) -> Tensor:
@@ -204,11 +204,11 @@ def torchjd(model: nn.Module, x: Tensor) -> Tensor:
     return rows.movedim(rows.dim() - x.dim(), 0)
 
 
-def _plain(name: str, way: Way) -> Contender:
-    return Contender(name, lambda model, x, _: lambda: way(model, x))
+def _plain(name: str, compute: Compute) -> Way:
+    return Way(name, lambda model, x, _: lambda: compute(model, x))
 
 
-def _in_a_loss(name: str, way: Way) -> Contender:
+def _in_a_loss(name: str, compute: Compute) -> Way:
     """Return a way whose result goes into a loss, with gradients for the weights."""
 
     def prepare(model: nn.Module, x: Tensor, _: torch.Size) -> Callable[[], Tensor]:
@@ -216,14 +216,14 @@ def _in_a_loss(name: str, way: Way) -> Contender:
         parameters = list(trained.parameters())
 
         def step() -> Tensor:
-            found = way(trained, x)
+            found = compute(trained, x)
             loss = found.square().sum()
             torch.autograd.grad(loss, parameters, allow_unused=True)
             return found.detach()
 
         return step
 
-    return Contender(name, prepare, against=OURS_IN_A_LOSS)
+    return Way(name, prepare, against=OURS_IN_A_LOSS)
 
 
 def _in_a_function(model: nn.Module, x: Tensor) -> Tensor:

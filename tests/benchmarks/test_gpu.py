@@ -34,7 +34,7 @@ def test_it_writes_what_it_promises(results: Path) -> None:
     assert found["recorder"]["times"]
     assert found["recorder"]["memory"]
     ways = {row["contender"] for row in found["jacobian"]["rows"]}
-    assert ways == {it.name for it in jacobian_ways.contenders()}
+    assert ways == {it.name for it in jacobian_ways.every_way()}
     assert [row["contender"] for row in found["replayed"]] == [
         "gradlib",
         "is_grads_batched",
@@ -74,7 +74,7 @@ def test_tf32_is_what_a_row_says(monkeypatch: pytest.MonkeyPatch) -> None:
         return call
 
     net = nets(CPU)[0]
-    way = jacobian_ways.Contender("a way", prepare)
+    way = jacobian_ways.Way("a way", prepare)
     monkeypatch.setattr(gpu, "NUMBERS", {"off": gpu.NUMBERS["float32"]})
     gpu._numbers([way], 2, CPU, net)
     assert {*seen} == {(False, False)}
@@ -148,9 +148,9 @@ def test_a_network_on_which_ours_fails_is_said(monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: object) -> Any:
         raise RuntimeError("CUDA out of memory.")
 
-    ours = jacobian_ways.Contender(OURS, fails)
-    other = jacobian_ways.contenders()[5]
-    monkeypatch.setattr(gpu, "contenders", lambda: [ours, other])
+    ours = jacobian_ways.Way(OURS, fails)
+    other = jacobian_ways.every_way()[5]
+    monkeypatch.setattr(gpu, "every_way", lambda: [ours, other])
     monkeypatch.setattr(gpu, "COMPILED", ())
     found = gpu.measure(gpu._steps([], nets(CPU)[:1], 2, CPU)[:1], None, lambda _: None)
     assert "jacobian" not in found
@@ -224,7 +224,7 @@ def test_what_waits_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, stream)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", captured.append)
-    way = gpu.replayed(jacobian_ways.Contender("a way", waits))
+    way = gpu.replayed(jacobian_ways.Way("a way", waits))
     with pytest.raises(RuntimeError, match="synchronizing"):
         way.prepare(torch.nn.Identity(), torch.ones(3), torch.Size())
     assert captured == []
@@ -234,7 +234,7 @@ def test_what_waits_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ours_asks_for_nothing_while_it_is_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (ours,) = (it for it in jacobian_ways.contenders() if it.name == gpu.OURS)
+    (ours,) = (it for it in jacobian_ways.every_way() if it.name == gpu.OURS)
     for last, mode in ((torch.nn.Linear(4, 2), "auto"), (torch.nn.Softmin(1), None)):
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), last)
         x = torch.randn(5, 3)
@@ -262,7 +262,7 @@ def test_it_says_whether_cuda_graphs_pay() -> None:
 
 
 def test_kernel_by_kernel_nothing_is_captured() -> None:
-    (ours,) = (it for it in jacobian_ways.contenders() if it.name == gpu.OURS)
+    (ours,) = (it for it in jacobian_ways.every_way() if it.name == gpu.OURS)
     model, x = torch.nn.Sequential(torch.nn.Linear(3, 4)), torch.randn(5, 3)
     call: Any = gpu.one_by_one(ours).prepare(model, x, torch.Size())
     torch.testing.assert_close(call(), ours.prepare(model, x, torch.Size())())
@@ -276,7 +276,7 @@ def test_compiling_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda: calls.append("called") or call()
 
     monkeypatch.setattr(torch, "compile", compiled)
-    one, net = gpu.compiled(jacobian_ways.contenders()[0]), nets(CPU)[0]
+    one, net = gpu.compiled(jacobian_ways.every_way()[0]), nets(CPU)[0]
     assert one.name == "gradlib, compiled"
     call = one.prepare(net.model, net.x, torch.Size())
     assert calls == ["called"]
@@ -306,9 +306,7 @@ def test_every_network_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None
 
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda call: compiler(call, backend=backend))
-    way = gpu.compiled(
-        jacobian_ways.Contender("a way", lambda model, x, _: lambda: model(x))
-    )
+    way = gpu.compiled(jacobian_ways.Way("a way", lambda model, x, _: lambda: model(x)))
 
     functions: list[Any] = [torch.sin, torch.cos, torch.tan, torch.exp]
 

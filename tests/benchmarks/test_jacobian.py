@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import jacobian
 from benchmarks.jacobian_nets import mlp, nets
-from benchmarks.jacobian_ways import contenders
+from benchmarks.jacobian_ways import every_way
 from benchmarks.names import OURS
 
 SPREAD = {"median", "lower_quartile", "upper_quartile", "least"}
@@ -34,7 +34,7 @@ def test_it_says_what_was_measured_on_what(quick: dict[str, Any]) -> None:
 
 def test_every_way_has_times_or_a_reason(quick: dict[str, Any]) -> None:
     assert [row["contender"] for row in quick["rows"]] == [
-        one.name for one in contenders()
+        one.name for one in every_way()
     ]
     timed = [row for row in quick["rows"] if not row.get("skipped")]
     assert len(timed) >= len(quick["rows"]) - 1  # TorchJD may not be installed
@@ -46,14 +46,12 @@ def test_every_way_has_times_or_a_reason(quick: dict[str, Any]) -> None:
 
 
 def test_a_wrong_result_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = contenders()[0]
-    wrong = jacobian.Contender(
-        "wrong", lambda m, x, s: lambda: one.prepare(m, x, s)() * 2
-    )
-    monkeypatch.setattr(jacobian, "contenders", lambda: [one, wrong])
+    one = every_way()[0]
+    wrong = jacobian.Way("wrong", lambda m, x, s: lambda: one.prepare(m, x, s)() * 2)
+    monkeypatch.setattr(jacobian, "every_way", lambda: [one, wrong])
     net = nets(torch.device("cpu"))[0]
     results = jacobian.measure(
-        [net], jacobian.contenders(), (1,), 2, torch.device("cpu")
+        [net], jacobian.every_way(), (1,), 2, torch.device("cpu")
     )
     assert results["rows"][1]["skipped"] == "its result is another"
     assert "\nwrong: its result is another" in jacobian.as_text(results)
