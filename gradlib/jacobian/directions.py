@@ -30,8 +30,7 @@ FOR_TRIANGULAR = {
     "CholeskySolveBackward0": "torch.cholesky_solve",
 }
 """Nodes whose derivatives hold for triangular changes, as the function reads half of
-the
-matrix and its gradient fills both, and the functions that make them."""
+the matrix and its gradient fills both, and the functions that make them."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ HUGE = 2**22
 """From how many bytes on a result is put on huge pages.
 
 With torch 2.13 on an Intel Xeon that gives huge pages on request, a product of 78 MB
-was
-written to fresh huge pages in half the time that it took with others.
+was written to fresh huge pages in half the time that it took with others.
 """
 
 

@@ -65,16 +65,14 @@ on the way; in narrow dtypes by the root of eps, where that is less."""
 
 TIMES = (1.37, 2.23, 3.71)
 """Factors of a vector, or a step, that make its results be rounded differently.
-Multiples
-by whole numbers would be rounded alike."""
+Multiples by whole numbers would be rounded alike."""
 
 DRAWS = 3
 """How many random sums of columns are computed, to see their rounding."""
 
 MORE = 20
 """How many sums, of rows too, are computed before a Jacobian is refused. Where a sum
-has
-one large term and tiny ones, as after a softmax, few sums show the rounding."""
+has one large term and tiny ones, as after a softmax, few sums show the rounding."""
 
 Again: TypeAlias = Iterable[tuple[list[Tensor | None], Tensor]]
 """A VJP computed again in other ways: for each way its gradients, and the square of the
@@ -164,15 +162,10 @@ def first_coupled(
 def every_pair(batch: int) -> Iterator[Tensor]:
     """Yield subsets of a batch that tell any two samples apart.
 
-    For any two
-    samples, one
-    subset has the
-    first and not the
-    second. Each
-    sample is in equally many subsets, and no two samples are in the same ones.
-    That
-    takes as few as can be, 8 for a batch of 64 (E. Sperner, Ein Satz ueber Untermengen
-    einer endlichen Menge, Mathematische Zeitschrift 27, 1928).
+    For any two samples, one subset has the first and not the second. Each sample is in
+    equally many subsets, and no two samples are in the same ones. That takes as few as
+    can be, 8 for a batch of 64 (E. Sperner, Ein Satz ueber Untermengen einer endlichen
+    Menge, Mathematische Zeitschrift 27, 1928).
     """
     if batch < 2:
         return

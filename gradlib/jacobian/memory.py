@@ -86,8 +86,8 @@ def bytes_of_pass(drawing: Drawing) -> int:
     """Return how many bytes of gradients one backward pass holds at its peak.
 
     This goes through the graph as autograd does, the node made last first and only
-    nodes
-    that lead to an end, and counts the gradients waiting at nodes that have not run.
+    nodes that lead to an end, and counts the gradients waiting at nodes that have not
+    run.
     """
     led, forms = drawing.led, drawing.forms
     come = set(drawing.roots)

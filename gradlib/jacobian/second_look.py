@@ -37,8 +37,7 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
     """Raise for a path that autograd does not see, and not for kinks, ties or rounding.
 
     Each look compares a VJP, at the point or right beside it, with the slope there;
-    both
-    are computed anew, in float64 where possible. One look that agrees is enough.
+    both are computed anew, in float64 where possible. One look that agrees is enough.
 
     Args:
         caller: Calls the function.

@@ -186,9 +186,9 @@ class _Checked:
         """Return the smallest error of all looks: one look without an error is enough.
 
         It is NaN where slopes say nothing, and of several values where each has to be
-        looked at alone. A look in which rounding may hide an error
-        counts only if none is clear. Where the shape of the output depends on which
-        entries are 0, as if padding is dropped, these stay 0.
+        looked at alone. A look in which rounding may hide an error counts only if none
+        is clear. Where the shape of the output depends on which entries are 0, as if
+        padding is dropped, these stay 0.
         """
         least: dict[bool, float] = {}  # by whether a look is clear
         several = len(self.values) > 1

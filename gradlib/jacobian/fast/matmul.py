@@ -33,8 +33,8 @@ DONE_TO_ENTRIES = {"tanh": 100}
 as long as torch does for an entry, on a core of an AMD EPYC.
 
 Their slopes follow from their outputs, and they are as exact as torch's. Not so
-oneDNN's
-ReLU, which makes zeros of NaN, and its sigmoid, which makes zeros of tiny numbers.
+oneDNN's ReLU, which makes zeros of NaN, and its sigmoid, which makes zeros of tiny
+numbers.
 """
 
 GAIN = 0.8

@@ -2,8 +2,7 @@
 
 A GPU waits for Python where a Jacobian takes many small kernels. Those of known layers
 read no number on the CPU, draw none, and depend only on the memory of x and the
-weights.
-So a CUDA graph of them can be replayed with the values that are there by then.
+weights. So a CUDA graph of them can be replayed with the values that are there by then.
 """
 
 import gc

@@ -2,8 +2,7 @@
 
 Each sample is repeated once for each row, and each replica gives one row: these layers
 treat every sample alike, however many there are. For a small net, reading the graph of
-a
-forward pass takes longer. A GPU that has met the net before replays a CUDA graph
+a forward pass takes longer. A GPU that has met the net before replays a CUDA graph
 instead.
 """
 

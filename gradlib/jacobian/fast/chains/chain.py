@@ -129,8 +129,7 @@ def is_for_chains(inputs: tuple[Any, ...]) -> bool:
     """Tell whether a function of these inputs may be a chain.
 
     It may where no mode of torch can change what layers do. So a chain mixes no
-    samples,
-    is not random, and cuts no path.
+    samples, is not random, and cuts no path.
     """
     if len(inputs) != 1 or not nobody_looks_on():
         return False

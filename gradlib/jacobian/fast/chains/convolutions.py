@@ -31,9 +31,8 @@ channels, on a core of an AMD EPYC with torch 2.13, both were even at that many.
 
 TALL = 7
 """The most taps for each output channel with which shifts are faster, times the square
-of the number of input
-channels. Measured with 1 to 4 input channels, 8 to 64 output channels, 3 x 3 to
-7 x 7 taps, on a core of an Intel Xeon; 1 x 1 was always slower.
+of the number of input channels. Measured with 1 to 4 input channels, 8 to 64 output
+channels, 3 x 3 to 7 x 7 taps, on a core of an Intel Xeon; 1 x 1 was always slower.
 """
 
 BACK = 2**19
@@ -60,8 +59,7 @@ the library, which takes 20 to 60 µs to start."""
 
 PATCHES, PRODUCTS, PLACES = 5 * 2**13, 2**19, 64
 """For plain products of few images, the most entries in all windows of taps, and the
-most
-multiply-adds; an image's output of fewer places takes as long as one of `PLACES`.
+most multiply-adds; an image's output of fewer places takes as long as one of `PLACES`.
 
 With 1 to 5 taps across, on a core of an AMD EPYC with torch 2.13, plain products took
 half the time going back and three quarters going forward; and, with 4 and 8 images, a

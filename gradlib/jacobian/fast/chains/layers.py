@@ -15,8 +15,8 @@ from gradlib.private.modes import grad_is_enabled
 
 Pull: TypeAlias = Callable[[Any, Tensor, Tensor, bool], Tensor]
 """A function of a module, vectors v, the module's input x or output y, and whether v
-may
-be overwritten. It returns v times the slope, broadcast where v is not overwritten."""
+may be overwritten. It returns v times the slope, broadcast where v is not
+overwritten."""
 
 
 @dataclass(frozen=True, slots=True)

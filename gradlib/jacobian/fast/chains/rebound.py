@@ -34,8 +34,7 @@ def rebound(
     Args:
         function: The user's function.
         known: A function from a value to its stand-in; raises `UnknownError` where
-            there
-            is none.
+            there is none.
         found: The function that stands for ``getattr``.
 
     Raises:

@@ -21,8 +21,7 @@ MAPS_IN_CACHE = 5 * 2**17
 """How many entries the largest tensor has in one part, going back through maps.
 
 Convolutions are the faster the more there are, until the C library returns memory to
-the
-system after each part: fresh pages are slow.
+the system after each part: fresh pages are slow.
 """
 
 FILLING = 2**28

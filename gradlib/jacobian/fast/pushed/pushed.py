@@ -2,8 +2,7 @@
 
 Each operation gets the tangents of all columns as if they were more samples. The mode
 ``"forward"`` differentiates a backward pass instead, and torch's own way to have
-several
-vectors in a pass, vmap, takes some operations one vector after the other.
+several vectors in a pass, vmap, takes some operations one vector after the other.
 """
 
 import math
@@ -33,8 +32,8 @@ CONVOLVED = 6 * 2**20
 going forward these are fast with more than going back.
 
 On a core of an AMD EPYC with torch 2.13, six networks took up to a quarter less time
-with this than with half as much,
-and up to a quarter more, or as long, with twice as much.
+with this than with half as much, and up to a quarter more, or as long, with twice as
+much.
 """
 
 ROWS, SMALL = 8, 2**20

@@ -1,8 +1,7 @@
 """Axes with an identity: two of the same size are still different axes.
 
 A tensor's dimension is a product of axes, in the order of its entries: a single axis
-for
-most, batch and token where a view has merged them, none where the size is 1.
+for most, batch and token where a view has merged them, none where the size is 1.
 """
 
 import math

@@ -1,8 +1,7 @@
 """The Jacobian of a graph of known operations, from their structure.
 
 Most operations work on each token, or each head, by itself. So dY/dH, for a tensor H,
-is
-a sum of products of small tensors. These are multiplied in the cheapest order, a few
+is a sum of products of small tensors. These are multiplied in the cheapest order, a few
 rows at a time; nothing is computed for entries that cannot depend on each other.
 """
 
