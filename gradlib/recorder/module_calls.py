@@ -1,25 +1,19 @@
 """What happens at every call of a recorded module: before it, and after it.
 
 A call's arguments and result are left as they are, so the model computes what it would
-compute without recording. Where each gradient is seen:
-
-- ``grad_output`` and the totals: a hook on the output, the input or the parameter.
-- ``grad_input`` and ``param_grads``: the autograd nodes that a forward made are walked
-  before a backward pass can begin. A call's share is what the nodes that it made
-  compute for its inputs and parameters.
+compute without recording.
 """
 
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from textwrap import shorten
 from types import FrameType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from optree import PyTreeSpec
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
 from gradlib.opaque import NotSaved, keep_opaque
 from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_after_others
@@ -30,23 +24,20 @@ from gradlib.private.modes import (
     function_modes,
     grad_is_enabled,
     graph_is_captured,
-    tensors_may_be_dual,
     values_are_fake,
     values_are_stand_ins,
 )
 from gradlib.private.modules import (
-    is_of_torch,
     is_replica,
     parameters_at_call,
 )
-from gradlib.private.nodes import next_sequence_number, sequence_number
+from gradlib.private.nodes import next_sequence_number
 from gradlib.private.passes import (
     backward_pass_id,
     pass_is_compiled,
     running_frame,
     when_pass_ends,
 )
-from gradlib.private.tensors import tangent_of
 from gradlib.recorder.attached import kept_from_compile
 from gradlib.recorder.checkpoints import (
     Checkpoints,
@@ -56,17 +47,13 @@ from gradlib.recorder.checkpoints import (
 )
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.frame import Frame
+from gradlib.recorder.gathering import Gathering
 from gradlib.recorder.graph import ForwardGraph
-from gradlib.recorder.hooked import Hooked, Parameters
-from gradlib.recorder.left import hook_left, take_left
+from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.parameter_hooks import ParameterHooks
 from gradlib.recorder.passes import Passes
-from gradlib.recorder.returned_calls import ReturnedCalls
 from gradlib.recorder.threads import Running, Threads, nodes_in
-from gradlib.recorder.unopened import nodes_inside
-from gradlib.recorder.value_hooks import ValueHooks
 from gradlib.recording import notes
-from gradlib.recording.attributes import nodes_left_in
 from gradlib.recording.state import NO_AUTOCAST, autocast_now
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
 from gradlib.subclasses import is_of_other_class
@@ -110,20 +97,13 @@ class ModuleCalls:
         self._threads = Threads(keep)
         self._now = self._threads.now
         self._checkpoints = Checkpoints(self.traces)
-        self._returned = ReturnedCalls(passes.nodes, self._threads)
+        self._gathering = Gathering(block, passes, self._threads)
         self.when_forward_begins = when_forward_begins
         self._attached = passes.attached
-        passes.numbered.when_met = self._returned.note_who_makes_nodes
-        passes.numbered.when_reached = self._returned.hook_for_pass
         passes.numbered.when_numbered = self._note_when
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
-        # Whether a call can be, if all that came to it is known.
-        self._can_be_replayed = (
-            block.history is not None and "grad_output" in block.fields
-        )
         self._gathers_inputs = "grad_input" in block.fields
         self.parameters = ParameterHooks(block, passes)
-        self._values = ValueHooks(passes)
 
     @kept_from_compile
     def before(
@@ -308,11 +288,11 @@ class ModuleCalls:
                 frame.inputs[place] = value
                 if value.base is not None:
                     frame.has_views = True
-                self._hook(now, frame, value)  # for the total
+                self._gathering.hook(now, frame, value)  # for the total
             elif frame.gathers:
                 frame.unasked = [*frame.unasked, value]
             elif listens:
-                self._hook(now, frame, value)
+                self._gathering.hook(now, frame, value)
                 frame.flow.totals[place] = value.grads
                 call.flows = [frame.flow]
         if closed:
@@ -326,13 +306,6 @@ class ModuleCalls:
         with self._looking:
             if history.meet_given(leaf, call.moment):
                 call.given_modules = {**known, place: leaf}
-
-    def _hook(
-        self, now: Running, frame: Frame, value: Value, *, is_output: bool = False
-    ) -> None:
-        """Take the gradient of a value, unless that is done already."""
-        if value.tap is None:
-            self._values.hook(value, frame.within, now.views, is_output=is_output)
 
     def _leave_out_older(self, now: Running, frame: Frame) -> None:
         """Keep walks of the graph away from nodes older than the new forward."""
@@ -412,11 +385,7 @@ class ModuleCalls:
             self._take_outputs(now, frame, output, args, kwargs)
         frame.python = None
         if not (stack or frame.has_no_values):
-            self._returned.add_all(now.closed)
-            self._returned.hook()
-            if now.left:
-                self._hook_left(now)
-            self._values.settle(now.views, now.handed_on)
+            self._gathering.end_forward(now)
             now.end_forward()
             if self._block.history is not None:
                 with self._looking:
@@ -428,7 +397,7 @@ class ModuleCalls:
         for place, leaf in frame.idle.items():
             if leaf.requires_grad and leaf.is_leaf:
                 value = frame.inputs[place] = now.values.of(leaf)
-                self._hook(now, frame, value)
+                self._gathering.hook(now, frame, value)
                 call.idle = [key for key in call.idle if key != place]
 
     def _take_outputs(
@@ -470,119 +439,7 @@ class ModuleCalls:
             call.closed_outputs = tuple(closed)
         if frame.gathers:
             given = *args, *kwargs.values()
-            self._gather(now, frame, given, asked, idle, closed)
-
-    def _gather(
-        self,
-        now: Running,
-        frame: Frame,
-        given: tuple[Any, ...],
-        asked: dict[int, Value],
-        idle: tuple[int, ...],
-        closed: dict[int, object],
-    ) -> None:
-        """Hook what a call returns, and have the nodes that it made hooked.
-
-        Args:
-            now: What runs in this thread.
-            frame: The call.
-            given: Its arguments.
-            asked: What it returns that requires grad, by its place in the output.
-            idle: The places of the tensors it returns that do not.
-            closed: The objects it returns that are not opened, by their places.
-        """
-        inputs, outputs = frame.inputs.values(), frame.flow.outputs
-        for place, value in asked.items():
-            if value.node is not None:
-                frame.roots = [*frame.roots, value.node]
-                frame.graph.returned.add(value.node)
-            elif frame.parameters:
-                _mark_returned(frame, value.tensor)
-            if value in inputs:
-                self._hook_returned(now, frame, value)
-            else:
-                self._hook(now, frame, value, is_output=True)
-                if value.base is not None:
-                    now.handed_on.append((frame, value))
-            outputs[place] = value.grads
-            if value.grads and not frame.in_backward:  # of passes inside, as for forces
-                frame.flow.earlier = {*frame.flow.earlier, *value.grads}
-        unopened = [*closed.values()]
-        if frame.call.closed_inputs and not now.stack:  # it may write into these
-            unopened += given
-        if unopened:
-            frame.roots = [*frame.roots, *nodes_inside(unopened)]
-        if tensors_may_be_dual():
-            _note_tangents(frame, asked.values())
-        may_go_back = self._end_in_graph(now, frame, given)
-        if not (asked or closed):
-            frame.call.no_pass_because = notes.NO_GRAD_OUT
-        else:
-            if idle is not frame.call.idle_outputs:
-                frame.call.idle_outputs = idle
-            if len(asked) > 1 and "grad_output" in self._block.fields:
-                self._values.take_off_inner(frame, asked)
-        if frame.has_views:
-            frame.find_overwritten()
-        # What is computed from an unopened value is known only when the forward ends.
-        (now.closed.append if closed else self._returned.add)(frame)
-        if frame.in_backward or may_go_back:
-            self._returned.hook()
-            if now.left:
-                self._hook_left(now)
-
-    def _end_in_graph(self, now: Running, frame: Frame, given: tuple[Any, ...]) -> bool:
-        """Note the end of the call's part of the graph, and the nodes it left behind.
-
-        Args:
-            now: What runs in this thread.
-            frame: The call.
-            given: Its arguments, in which it may have left tensors.
-
-        Returns:
-            Whether it may have run a backward pass through its part.
-        """
-        may_go_back = not (frame.in_backward or is_of_torch(type(frame.module)))
-        if may_go_back:  # perhaps through tensors that it has left somewhere
-            left = nodes_left_in(frame.module, given)
-            frame.roots = [*frame.roots, *left]
-            last = max(map(sequence_number, left), default=-1)
-            if last >= frame.since or self._block.left_out:
-                self._take_left(now, frame, given)
-        if frame.has_threads:
-            frame.stand_alone()
-        else:
-            frame.until = next_sequence_number()
-            frame.graph.roots += frame.roots
-            # No module of torch's casts anything itself, but modules inside it may.
-            if (may_go_back or frame.call.calls_others) and not frame.graph.autocasts:
-                frame.owns_casts = not any_autocast()
-            if may_go_back:
-                self._returned.look_for_others(now.stack, frame)
-        return may_go_back
-
-    def _take_left(self, now: Running, frame: Frame, given: tuple[Any, ...]) -> None:
-        """Hook what a call has left, as a state for later calls.
-
-        Args:
-            now: What runs in this thread.
-            frame: The call.
-            given: Its arguments, in which it may have left tensors.
-        """
-        if not self._can_be_replayed:
-            return
-        whole: Any = frame.module.modules()  # where some inside may not be recorded
-        modules = whole if self._block.left_out else [frame.module]
-        calls = *now.stack, frame
-        for value in take_left(now.left, calls, modules, given, now.values):
-            self._hook(now, frame, value, is_output=True)
-            frame.roots = [*frame.roots, cast(Node, value.node)]
-
-    def _hook_left(self, now: Running) -> None:
-        """Hook what computes gradients of tensors that calls have made and left."""
-        running = {*now.stack, *now.closed}
-        ended = [frame for frame in now.left if frame not in running]
-        hook_left(now.left, ended, now.values, self._passes.nodes)
+            self._gathering.gather(now, frame, given, asked, idle, closed)
 
     def _note_when(self, number: int) -> None:
         """Write down in which call and autocast a pass runs, and when it ends."""
@@ -603,16 +460,6 @@ class ModuleCalls:
         if not pass_is_compiled():
             unfinished.add(number)
             when_pass_ends(ends)
-
-    def _hook_returned(self, now: Running, frame: Frame, value: Value) -> None:
-        """Take the share of an input that the call returns as it was.
-
-        It is the gradient of all uses of the tensor, including those inside the call.
-        """
-        # So far it was hooked as an input only.
-        self._values.hook(value, frame.within, now.views, is_output=True)
-        places = [place for place, it in frame.inputs.items() if it.end == value.end]
-        frame.call.returned = [*dict.fromkeys((*frame.call.returned, *places))]
 
 
 def _note_no_end(frame: Frame) -> None:
@@ -638,22 +485,6 @@ def _refused(leaf: Tensor, error: Exception) -> NotSaved:
         return NotSaved(name)
     said = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" ...")
     return NotSaved(f"{name} (reduce raised {said.removesuffix(':')})")
-
-
-def _note_tangents(frame: Frame, outputs: Iterable[Value]) -> None:
-    """Add the nodes that made the tangents of a call's outputs to its part."""
-    tangents = [tangent_of(it.tensor) for it in outputs]
-    nodes = [it.grad_fn for it in tangents if it is not None]
-    if found := [node for node in nodes if node is not None]:
-        frame.roots = [*frame.roots, *found]
-        frame.call.has_tangents = True
-
-
-def _mark_returned(frame: Frame, leaf: Tensor) -> None:
-    """Write down which of its parameters a call returns as they are."""
-    for name, (parameter, _, _) in cast(Parameters, frame.parameters).items():
-        if parameter is leaf:
-            frame.call.returned = [*frame.call.returned, name]
 
 
 def _frame_of(
