@@ -7,7 +7,7 @@ compute without recording.
 import itertools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from textwrap import shorten
 from types import FrameType
 from typing import Any, Final
@@ -54,6 +54,7 @@ from gradlib.recorder.parameter_hooks import ParameterHooks
 from gradlib.recorder.passes import Passes
 from gradlib.recorder.threads import Running, Threads, nodes_in
 from gradlib.recording import notes
+from gradlib.recording.past_attributes import held_among
 from gradlib.recording.state import NO_AUTOCAST, autocast_now
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
 from gradlib.subclasses import is_of_other_class
@@ -161,7 +162,7 @@ class ModuleCalls:
         if call is None:
             with self._looking:
                 call = self._begin(now, hooked, running)
-                self._remember_state(call, hooked, outermost=not stack)
+                self._remember_state(call, hooked, leaves, outermost=not stack)
         else:
             call.idle, call.no_pass_because = (), ""
         frame = _frame_of(call, hooked, module, python, stack)
@@ -246,7 +247,7 @@ class ModuleCalls:
         return call
 
     def _remember_state(
-        self, call: CallTrace, hooked: Hooked, *, outermost: bool
+        self, call: CallTrace, hooked: Hooked, given: Sequence[Any], *, outermost: bool
     ) -> None:
         """Keep what it takes to compute the call again."""
         history, autocast = self._block.history, NO_AUTOCAST
@@ -258,6 +259,8 @@ class ModuleCalls:
                 history.look(call.moment)
             call.module = hooked.module
             call.world = history.world(hooked.module, call.moment, autocast)
+            if history.in_attributes:
+                call.held_inputs = held_among(given, history.in_attributes)
         else:
             call.holds_state = hooked.holds_state
 

@@ -5,6 +5,7 @@ other object holds is unknown, so the replayed call gets that object itself.
 """
 
 import copy
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -22,12 +23,12 @@ from gradlib.private.classes import slots_of
 from gradlib.private.modules import own_buffers
 from gradlib.private.tensors import referent
 from gradlib.recording.past_attributes import (
-    CONTAINERS,
     DEPTH,
     MANY,
     OF_TORCH,
     Held,
     Was,
+    is_container,
     may_hold,
 )
 from gradlib.recording.stateful import copied, is_stateful
@@ -156,6 +157,17 @@ class Copies:
             if memory is not None:
                 self._in_memory.setdefault(memory, []).append((original, made))
 
+    def know_given(self, original: weakref.ref[Tensor], given: Tensor) -> None:
+        """Note the tensor that a call is given in place of one: an attribute holds it.
+
+        Args:
+            original: The tensor, which may be gone.
+            given: The one given.
+        """
+        tensor = referent(original)
+        known = original if tensor is None else tensor
+        self._made[id(known)] = known, given
+
     def part_of(self, tensor: Tensor | None) -> Tensor | None:
         """Return the part of a copy that a tensor shows of the original, if any."""
         memory = None if tensor is None else storage_of(tensor)
@@ -250,10 +262,9 @@ class Copies:
 def _is_copied(value: object) -> bool:
     if type(value) in _PLAIN:  # as nearly all attributes
         return False
-    if isinstance(value, Tensor | Was | Held) or type(value) in CONTAINERS:
+    if isinstance(value, Tensor | Was | Held) or is_container(type(value)):
         return True
-    named: Any = optree.is_namedtuple_instance(value)
-    return named or optree.is_structseq_instance(value) or is_stateful(value)
+    return is_stateful(value)
 
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})

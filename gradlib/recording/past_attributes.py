@@ -3,11 +3,12 @@
 import copy
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, Final, cast
 
+import optree
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
@@ -23,7 +24,7 @@ from gradlib.values import place_of, same_values
 OF_TORCH = frozenset(vars(nn.Module()))
 """The names that every module has in its ``vars()``: no attributes of its own."""
 
-CONTAINERS = frozenset({list, tuple, dict, OrderedDict, defaultdict, deque, set})
+_CONTAINERS = frozenset({list, tuple, dict, OrderedDict, defaultdict, deque, set})
 
 # Attributes are read at every call: this deep, and with at most so many things in them.
 DEPTH, MANY = 3, 1000
@@ -134,7 +135,7 @@ class PastAttributes:
         """Begin with nothing known."""
         # By class of torch: the attributes of one module, and their values' classes.
         self._likes: dict[type[nn.Module], tuple[Attributes, list[type[Any]]]] = {}
-        self._tensors: dict[int, Was] = {}  # as last seen, by id
+        self.tensors: dict[int, Was] = {}  # as last seen, by id
         # By id: what stands for a list or the like, and where it was first seen.
         self._containers: dict[int, tuple[object, dict[str, Any], str]] = {}
 
@@ -206,7 +207,7 @@ class PastAttributes:
             return value
         if is_stateful(value):
             return NOT_KEPT if is_large(value) else copied(value)
-        if kind not in CONTAINERS or not depth or len(value) > room[0]:
+        if not is_container(kind) or not depth or len(value) > room[0]:
             return NOT_KEPT
         made = copy.copy(value)
         room[0] -= len(made)
@@ -225,9 +226,9 @@ class PastAttributes:
 
     def _was(self, tensor: Tensor) -> Any:
         try:
-            known = self._tensors.get(id(tensor))
+            known = self.tensors.get(id(tensor))
             if known is None or not known.is_still(tensor):
-                known = self._tensors[id(tensor)] = Was.now(tensor)
+                known = self.tensors[id(tensor)] = Was.now(tensor)
         except Exception:  # what torch.func leaves behind is no tensor any more
             return NOT_KEPT
         return known
@@ -239,6 +240,13 @@ def _stays(kind: type[Any]) -> bool:
     return issubclass(kind, (*FIXED, nn.Module, nn.Parameter))
 
 
+@once_for_each_class
+def is_container(kind: type[Any]) -> bool:
+    """Tell whether things of a class are containers, of which copies are made."""
+    named: Any = optree.is_namedtuple_class(kind)
+    return kind in _CONTAINERS or named or optree.is_structseq_class(kind)
+
+
 def _all_lasting(keys: Iterable[Any]) -> bool:
     """Tell whether keys may be held: they never change, nor does what is in them."""
     kinds = set(map(type, keys)) - {tuple}
@@ -246,9 +254,26 @@ def _all_lasting(keys: Iterable[Any]) -> bool:
     return all(map(_stays, kinds)) and all(map(_all_lasting, tuples))
 
 
+def held_among(
+    given: Iterable[Any], tensors: Mapping[int, Was]
+) -> dict[int, weakref.ref[Tensor]]:
+    """Return references to the given tensors that stand in attributes too, by place.
+
+    Args:
+        given: The flat inputs of a call.
+        tensors: The tensors in attributes, by id.
+    """
+    found: dict[int, weakref.ref[Tensor]] = {}
+    for place, leaf in enumerate(given):
+        known = tensors.get(id(leaf))
+        if known is not None and referent(known.original) is leaf:
+            found[place] = known.original
+    return found
+
+
 def may_hold(kind: type[Any]) -> bool:
     """Tell whether things of a class may be tensors, or have some in them."""
-    return kind in CONTAINERS or issubclass(kind, _MAY_HOLD)
+    return kind in _CONTAINERS or issubclass(kind, _MAY_HOLD)
 
 
 _MAY_HOLD = Tensor, tuple, dict, Distribution
@@ -256,9 +281,11 @@ _MAY_HOLD = Tensor, tuple, dict, Distribution
 
 def _filled(container: Any, things: list[Any]) -> Any:
     """Return a container with `things` in place of what is in it."""
-    kind = type(cast(object, container))
-    if kind is tuple:
-        return tuple(things)
+    kind: Any = type(container)
+    if optree.is_namedtuple_class(kind):  # which may check what it is made of
+        return cast(Any, tuple).__new__(kind, things)
+    if issubclass(kind, tuple):
+        return kind(things)
     places: Any = container if issubclass(kind, dict) else range(len(container))
     for place, thing in zip(places, things, strict=True):
         container[place] = thing
@@ -274,7 +301,7 @@ def _are_same(a: Any, b: Any) -> bool:
         return a.original is b.original and _are_same(a.value, b.value)
     if is_stateful(a):
         return are_alike(a, b)
-    if kind not in CONTAINERS or len(a) != len(b):
+    if not is_container(kind) or len(a) != len(b):
         return False
     if kind is set:
         return a == b

@@ -78,6 +78,7 @@ class Scene:
         self._leaves: dict[Key, Tensor] = {}
         self._given: dict[int, Tensor] = {}  # the inputs that required grad, by place
         self._shares: dict[int, Tensor] = {}  # by id of the leaf
+        self._arguments: Any = ((), {})
         self._passed: tuple[Any, ...] = ()  # the arguments
         self._versions: dict[str, int] = {}  # of own parameters, as the call began
         self._undo: Callable[[], None] = nothing  # removes the hook that gives inputs
@@ -101,7 +102,8 @@ class Scene:
         try:
             for module in before:
                 self._set(module)
-            # Last: attributes may hold any parameter or buffer.
+            # Last: attributes may hold any parameter, buffer or argument.
+            self._arguments = self._copied_arguments()
             self._set_attributes(before)
             yield
         finally:
@@ -109,7 +111,7 @@ class Scene:
 
     def run(self, world: World) -> Tree:
         """Call the module, and return its output."""
-        args, kwargs = given = self._arguments()
+        args, kwargs = given = self._arguments
         self._passed = *args, *kwargs.values()
         own = self._trace.parameters
         self._versions = {
@@ -344,7 +346,7 @@ class Scene:
         self._copies.know(now, made)
         return made
 
-    def _arguments(self) -> Any:
+    def _copied_arguments(self) -> Any:
         """Return copies of the arguments: the module may overwrite these."""
         trace, not_asked = self._trace, idle(self._trace)
         as_parameter = passed_parameters(trace)
@@ -366,6 +368,8 @@ class Scene:
                     given = clone(leaf)
                     self._take_share(leaf, given)
                 made[id(kept)] = leaf, given
+            if (original := trace.held_inputs.get(place)) is not None:
+                self._copies.know_given(original, given)
             filled.append(given)
             if place not in not_asked:
                 self._leaves[place], self._given[place] = leaf, given

@@ -60,6 +60,7 @@ class History:
         # What is kept of each tensor, by its id. None is kept as None.
         self._kept: dict[int, Kept | None] = {id(None): None}
         self._attributes = PastAttributes()
+        self.in_attributes = self._attributes.tensors
         self.is_set_back = False  # while a call is replayed
         # Whether children or hooks of the modules have changed since the last look.
         self.has_changed = True

@@ -1,5 +1,6 @@
 """What the recorder writes down of a block and its calls; `call` presents it."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import reduce
@@ -208,6 +209,8 @@ class CallTrace:
     world: World | None = None
     # The inputs that are modules of the model, by place.
     given_modules: Mapping[int, nn.Module] = MappingProxyType({})
+    # The inputs that stood in an attribute too, by place.
+    held_inputs: Mapping[int, weakref.ref[Tensor]] = MappingProxyType({})
     # Where no state was kept: whether its module holds weights or buffers.
     holds_state = False
     # In a loaded recording: which weights and buffers had NaN or inf, as the function

@@ -807,6 +807,45 @@ def verified(model: nn.Module) -> gradlib.Verification:
     return found
 
 
+class Appends(nn.Module):
+    """Reads the last of the tensors in a list, and appends what it returns."""
+
+    def __init__(self, made: list[Tensor]) -> None:
+        super().__init__()
+        self.made, self.scale = made, nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.made.append(self.scale * x + self.made[-1].sin())
+        return self.made[-1]
+
+
+def test_a_tensor_in_an_attribute_that_is_an_argument_too() -> None:
+    """It is one tensor, and both uses are in its share."""
+    made = [torch.zeros(3)]
+    model = nn.Sequential(Appends(made), Appends(made), Appends(made))
+    recording = recorded(model, torch.randn(2, 3, requires_grad=True))
+    made.clear()  # the tensors are gone
+    verified = recording.verify(numerical=True)
+    assert verified.agreed == verified.calls, str(verified)
+
+
+def test_an_argument_that_a_call_overwrites_through_an_attribute() -> None:
+    class Doubles(nn.Module):
+        held: Any = None
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            self.held.mul_(2)
+            return x * mask
+
+    model, x = Doubles(), torch.ones(3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            model.held = torch.ones(3)
+            model(x, mask=model.held).sum().backward()
+    verified = recording.verify()
+    assert verified.agreed == 2, str(verified)
+
+
 # What is kept, and of what there is one
 
 

@@ -5,7 +5,7 @@ and through no output.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 import torch
@@ -14,6 +14,13 @@ from torch import Tensor, nn
 import gradlib
 
 SIZE: Final = 3
+
+
+class Both(NamedTuple):
+    """The hidden state and the one that it is read from, as of an LSTM."""
+
+    hidden: Tensor
+    cell: Tensor
 
 
 class Cell(nn.Module):
@@ -36,6 +43,8 @@ class Cell(nn.Module):
                 "growing": [zeros],
                 "learned": [nn.Parameter(torch.ones(2, SIZE)), zeros],
                 "dict": {"state": zeros},
+                "named tuple": Both(zeros, zeros),
+                "of torch.max": torch.stack([zeros, zeros]).max(0),
             }.get(kind, zeros)
         self.before = zeros
 
@@ -49,6 +58,10 @@ class Cell(nn.Module):
                 return self.state[0] + self.state[1]
             case "dict":
                 return self.state["state"]
+            case "named tuple":
+                return self.state.hidden * self.state.cell.cos()
+            case "of torch.max":
+                return self.state.values
             case "two calls later":
                 return self.before
             case _:
@@ -64,6 +77,10 @@ class Cell(nn.Module):
                 self.state[1] = state
             case "dict":
                 self.state = {"state": state}
+            case "named tuple":
+                self.state = Both(state, state.sin())
+            case "of torch.max":
+                self.state = torch.stack([state, 2 * state]).max(0)
             case _:
                 self.before, self.state = self.state, state
 
@@ -81,7 +98,7 @@ class Cell(nn.Module):
 
 KINDS = (
     *("attribute", "buffer", "list", "growing", "learned", "dict", "two calls later"),
-    *("in place", "reset", "returned"),
+    *("in place", "reset", "returned", "named tuple", "of torch.max"),
 )
 
 
