@@ -721,7 +721,7 @@ def test_everything_a_call_has_is_saved_or_left_out_on_purpose() -> None:
     own_form = {"inputs", "output", "flows", "idle", "returned", "recomputed_in"}
     own_form |= {"nonfinite_state", "idle_outputs", "closed_inputs", "closed_outputs"}
     left_out = {"block", "module", "world", "checkpoints", "summed_in"}
-    left_out |= {"given_modules"}
+    left_out |= {"given_modules", "held_inputs"}
     nothing: Any = None
     own = vars(CallTrace(nothing, "", 0, "", 0))
     by_default = {

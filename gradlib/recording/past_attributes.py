@@ -281,11 +281,12 @@ _MAY_HOLD = Tensor, tuple, dict, Distribution
 
 def _filled(container: Any, things: list[Any]) -> Any:
     """Return a container with `things` in place of what is in it."""
-    kind: Any = type(container)
-    if optree.is_namedtuple_class(kind):  # which may check what it is made of
+    kind: type[Any] = type(cast(object, container))
+    is_named: Any = optree.is_namedtuple_class(kind)
+    if is_named:  # which may check what it is made of
         return cast(Any, tuple).__new__(kind, things)
     if issubclass(kind, tuple):
-        return kind(things)
+        return cast(Any, kind)(things)
     places: Any = container if issubclass(kind, dict) else range(len(container))
     for place, thing in zip(places, things, strict=True):
         container[place] = thing
