@@ -338,9 +338,13 @@ class CallTrace:
         """
         found: dict[Key | Left, Any] = {**self.gradients("outputs", number)}
         asked = self.block.torch_numbers(number)
+        seen: set[int] = set()
         for flow in self.flows:
             for key, (grads, own) in flow.alone.items():
                 found.pop(key, None)
+                if id(grads) in seen:  # the tensor stands in another place too
+                    continue
+                seen.add(id(grads))
                 parts = [_less(grads[it], own.get(it)) for it in asked if it in grads]
                 if (grad := whole([it for it in parts if it is not None])) is not None:
                     found[key] = grad

@@ -40,6 +40,7 @@ class Cell(nn.Module):
         else:
             self.state = {
                 "list": [zeros, zeros],
+                "twice": [zeros, zeros],
                 "growing": [zeros],
                 "learned": [nn.Parameter(torch.ones(2, SIZE)), zeros],
                 "dict": {"state": zeros},
@@ -50,7 +51,7 @@ class Cell(nn.Module):
 
     def get(self) -> Tensor:
         match self.kind:
-            case "list":
+            case "list" | "twice":
                 return self.state[0] * self.state[1].cos()
             case "growing":
                 return self.state[-1]
@@ -71,6 +72,8 @@ class Cell(nn.Module):
         match self.kind:
             case "list":
                 self.state = [state, state.sin()]
+            case "twice":
+                self.state = [state, state]
             case "growing":
                 self.state.append(state)
             case "learned":
@@ -98,7 +101,7 @@ class Cell(nn.Module):
 
 KINDS = (
     *("attribute", "buffer", "list", "growing", "learned", "dict", "two calls later"),
-    *("in place", "reset", "returned", "named tuple", "of torch.max"),
+    *("in place", "reset", "returned", "named tuple", "of torch.max", "twice"),
 )
 
 
