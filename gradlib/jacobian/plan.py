@@ -38,7 +38,8 @@ class Plan(Printable):
     Attributes:
         mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``; or a shorter way.
             ``"chain"`` multiplies the Jacobians of the layers, ``"structure"`` those of
-            the graph's operations, axis by axis. ``"by sample"``, for parameters,
+            the graph's operations, axis by axis. ``"diagonal"``, for elementwise
+            functions, takes the slopes from one pass. ``"by sample"``, for parameters,
             multiplies each sample's input of an operation with the gradient of its
             output. ``"stacked"`` goes in reverse, with several rows in one pass as if
             they were more samples; ``"pushed"`` goes forward, with several columns.

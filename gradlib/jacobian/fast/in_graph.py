@@ -3,17 +3,19 @@
 from contextlib import suppress
 from typing import TypeAlias
 
-import torch
-
 from gradlib.jacobian.fast.chains.straight import Straight, find_straight
+from gradlib.jacobian.fast.diagonal import Diagonal, find_diagonal
 from gradlib.jacobian.fast.parameters.by_sample import BySample, find_by_sample
 from gradlib.jacobian.fast.pushed.pushed import Pushed, find_pushed
 from gradlib.jacobian.fast.stacked.stacked import Stacked, find_stacked
 from gradlib.jacobian.fast.structure.structured import Structured, find_structured
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.plan import Plan
+from gradlib.private.modes import enable_grad, grad_is_enabled
 
-InGraph: TypeAlias = Straight | Structured | Pushed | Stacked | BySample
+InGraph: TypeAlias = Diagonal | Straight | Structured | Pushed | Stacked | BySample
+
+_OF_INPUTS = (find_diagonal, find_straight, find_structured, find_pushed, find_stacked)
 
 
 def find_in_graph(graph: Graph, plan: Plan) -> InGraph | None:
@@ -23,12 +25,15 @@ def find_in_graph(graph: Graph, plan: Plan) -> InGraph | None:
         graph: The graph of the forward pass.
         plan: How the Jacobian would be computed otherwise.
     """
-    of_inputs = find_straight, find_structured, find_pushed, find_stacked
-    with torch.no_grad():
-        for find in (find_by_sample,) if all(graph.shared) else of_inputs:
+    before = grad_is_enabled()
+    enable_grad(False)
+    try:
+        for find in (find_by_sample,) if all(graph.shared) else _OF_INPUTS:
             # A node's saved tensors may be overwritten or freed: reading them raises.
             with suppress(RuntimeError):
                 shorter = find(graph, plan)
                 if shorter is not None:
                     return shorter
+    finally:
+        enable_grad(before)
     return None
