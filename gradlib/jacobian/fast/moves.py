@@ -93,6 +93,8 @@ def joined(op: Operation) -> dict[int, Rows]:
 def reduced(op: Operation) -> tuple[Sequence[int], int]:
     """Return the dimensions that are reduced, and how many entries make one."""
     shape, over = op.shapes[0], op.saved("dim")
+    if isinstance(over, int):
+        over = [over]
     gone = range(len(shape)) if not over else [dim_of(it, len(shape)) for it in over]
     return gone, math.prod(shape[i] for i in gone)
 

@@ -26,6 +26,7 @@ ELEMENTWISE = frozenset(
         *(f"{it}Backward0" for it in ("Mul", "NativeDropout", "Pow", "Reciprocal")),
         *(f"{it}Backward0" for it in ("Relu", "Rsqrt", "Sigmoid", "Silu", "Sin")),
         *(f"{it}Backward0" for it in ("Softplus", "Sqrt", "Tanh", "Where")),
+        *(f"Clamp{it}Backward0" for it in ("Max", "Min")),
         *(f"{it}Backward1" for it in ("Clamp", "Mul", "Pow", "Rsub")),
         *(f"{it}BatchNormBackward0" for it in ("Cudnn", "Native")),
     )
@@ -41,10 +42,15 @@ def slopes(op: Operation) -> dict[int, Tensor]:
     """
     if op.saved("training"):
         return {}
-    returned: Any = op.node(torch.ones(op.shape, **op.like))
-    grads = cast(Any, returned if isinstance(returned, tuple) else (returned,))
+    grads = of_ones(op)
     return {
         i: grads[i]
         for i in op.shapes
         if type(grads[i]) is Tensor and tuple(grads[i].shape) == op.shape
     }
+
+
+def of_ones(op: Operation) -> tuple[Any, ...]:
+    """Return what the node's own backward gives for ones, by position."""
+    returned: Any = op.node(torch.ones(op.shape, **op.like))
+    return cast(Any, returned if isinstance(returned, tuple) else (returned,))

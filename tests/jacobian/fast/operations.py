@@ -230,6 +230,7 @@ ALONE: dict[str, Function] = {
     "roots": lambda x: (x.square() + 1).log() + (x**2 + 1).sqrt() + (x**2 + 1).rsqrt(),
     "powers": lambda x: (x**2 + 1).log1p() ** x + (x**2 + 1).reciprocal(),
     "clamp": lambda x: x.clamp(-0.5, 0.5) * (1 - x),
+    "clamp one side": lambda x: x.clamp_min(-0.5) * x.clamp_max(0.5),
     "where": lambda x: torch.where(x > 0, x.sin(), x) + x.masked_fill(x > 1, 0.0),
     "its own": lambda x: x.clone() * x.detach().sin(),
     "in place": lambda x: x.clone().sin_().mul_(x).relu_(),

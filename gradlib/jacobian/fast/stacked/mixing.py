@@ -9,9 +9,11 @@ from functools import partial
 
 from torch import Tensor
 
+from gradlib.jacobian.fast import moves
 from gradlib.jacobian.fast.attention import read
 from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten
 from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.slopes import of_ones
 from gradlib.jacobian.fast.stacked.back import Back, Part, sum_to_shape
 
 FEW_KEYS = 32
@@ -94,6 +96,22 @@ def _each(op: Operation, ways: dict[int, Callable[[Tensor], Tensor]]) -> Back | 
     if not op.shapes.keys() <= ways.keys():
         return None
     return lambda grad: {i: ways[i](grad) for i in op.shapes}
+
+
+def reduced(op: Operation) -> Back | None:
+    """One number of several entries, as the largest or a norm: each has its slope."""
+    slope = of_ones(op)[0]
+    if type(slope) is not Tensor:
+        return None
+    gone, _ = moves.reduced(op)
+    kept = [1 if i in gone else size for i, size in enumerate(op.shapes[0])]
+    return lambda grad: {0: grad.reshape(grad.size(0), *kept) * slope}
+
+
+def cumsum(op: Operation) -> Back:
+    """The sum of each entry and those before it."""
+    dim = 1 + op.dim()
+    return lambda grad: {0: grad.flip(dim).cumsum(dim).flip(dim)}
 
 
 def softmax(op: Operation) -> Back:

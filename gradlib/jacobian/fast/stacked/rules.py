@@ -38,6 +38,12 @@ def _elementwise(op: Operation) -> Back | None:
     return _summed_up(op, lambda grad: {i: grad * it for i, it in by_input.items()})
 
 
+REDUCED = tuple(
+    f"{it}Backward0"
+    for it in ("Amax", "Amin", "LinalgVectorNorm", "Logsumexp", "Max", "Min")
+)
+"""The names of the nodes that make one number of several, with slopes of their own."""
+
 RULES: dict[str, Rule] = {
     **{name: _scaled(by) for name, by in SCALED.items()},
     **dict.fromkeys(RESHAPED, moving.reshaped),
@@ -54,6 +60,8 @@ RULES: dict[str, Rule] = {
     "StackBackward0": moving.stacked,
     "MeanBackward1": moving.averaged,
     "SumBackward1": moving.summed,
+    **dict.fromkeys(REDUCED, mixing.reduced),
+    "CumsumBackward0": mixing.cumsum,
     "AddmmBackward0": mixing.addmm,
     "BaddbmmBackward0": mixing.baddbmm,
     "MmBackward0": mixing.mm,
