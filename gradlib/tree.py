@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import itertools
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
@@ -47,15 +47,11 @@ class Tree:
 
     def build(self) -> Any:
         """Return the structure."""
-        return self.filled(dict(enumerate(self.leaves)))
+        return _built(self.spec, self.leaves)
 
     def filled(self, values: Mapping[Any, object]) -> Any:
         """Return the structure with `values` by position, and ``None`` elsewhere."""
-        leaves = list(map(values.get, range(len(self.leaves))))
-        try:
-            return self.spec.unflatten(leaves)
-        except Exception:  # a class that checks its values
-            return _unchecked(self.spec, iter(leaves))
+        return _built(self.spec, [values.get(it) for it in range(len(self.leaves))])
 
     def form(self) -> Any:
         """Return the structure with each leaf replaced by its position."""
@@ -75,11 +71,11 @@ class Tree:
 
     def path(self, position: int) -> str:
         """Return the path to a leaf, written as code: ``[0]['mask'].value``."""
-        return _written(self.spec.paths()[position])
+        return written(self.spec.paths()[position])
 
     def paths(self) -> list[str]:
         """Return the path to each leaf."""
-        return [*map(_written, self.spec.paths())]
+        return [*map(written, self.spec.paths())]
 
 
 def _made_again(form: Any, leaves: list[Any]) -> Tree:
@@ -87,7 +83,8 @@ def _made_again(form: Any, leaves: list[Any]) -> Tree:
     return Tree([leaves[place] for place in places], spec)
 
 
-def _written(steps: Iterable[Any]) -> str:
+def written(steps: Iterable[Any]) -> str:
+    """Return the steps to a leaf, as a spec gives them, written as code."""
     return "".join(map(_step, steps))
 
 
@@ -97,8 +94,11 @@ def _step(step: Any) -> str:
 
 def flatten(structure: object) -> tuple[list[Any], PyTreeSpec]:
     """Return the leaves and the spec of `structure`, which make a `Tree`."""
-    if type(structure) in _ATOMS:
+    kind, parts = type(structure), cast(Any, structure)
+    if kind in _ATOMS:
         return [structure], _BARE
+    if kind is tuple and _ATOMS.issuperset(map(type, parts)):
+        return [*parts], _flat(len(parts))
     try:
         return _flattened(structure)
     except Exception:  # of a user's class, or as something contains itself
@@ -194,6 +194,12 @@ _BARE: PyTreeSpec = cast(Any, optree).tree_structure(
 
 
 @cache
+def _flat(count: int) -> PyTreeSpec:
+    made = cast(Any, optree).tree_structure
+    return made((0,) * count, none_is_leaf=True, namespace=NAMESPACE)
+
+
+@cache
 def _flat_call(count: int) -> PyTreeSpec:
     args = (0,) * count
     made = cast(Any, optree).tree_structure
@@ -211,6 +217,16 @@ def tensors_in_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tenso
     if not _ATOMS.issuperset(map(type, leaves)):
         leaves, _ = flatten((args, kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _built(spec: PyTreeSpec, leaves: Sequence[object]) -> Any:
+    """Return a structure of leaves."""
+    if spec is _BARE:
+        return leaves[0]
+    try:
+        return spec.unflatten(leaves)
+    except Exception:  # a class that checks its values
+        return _unchecked(spec, iter(leaves))
 
 
 def _unchecked(spec: PyTreeSpec, leaves: Iterator[object]) -> Any:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from gradlib.errors import JacobianArgumentError, NotDifferentiableDtypeError
 from gradlib.jacobian.known_modules import modules_known_to
 from gradlib.private.tensors import has_values
-from gradlib.tree import NAMESPACE, Tree
+from gradlib.tree import NAMESPACE, Tree, written
 from gradlib.wording import in_brief, no_module
 
 Argnums: TypeAlias = int | tuple[int, ...] | str
@@ -286,7 +286,11 @@ def is_dense(tensor: Tensor) -> bool:
 
 def input_path(tree: Tree, place: int) -> str:
     """Return what messages call an input: ``inputs[0]['mask']``."""
-    return "inputs" + tree.path(place)
+    return _path_of(tree.spec.paths()[place])
+
+
+def _path_of(steps: Sequence[Any]) -> str:
+    return "inputs" + written(steps)
 
 
 def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ...]:
@@ -409,6 +413,7 @@ def _arguments(
             "argnums is (), which asks for nothing. Name an input, as argnums=0."
         )
     places: dict[int, list[int]] = {}
+    paths = tree.spec.paths()  # each begins with the number of its input
     for number in given if isinstance(argnums, tuple) else (given,):
         if type(number) is not int or not -len(inputs) <= number < len(inputs):
             raise JacobianArgumentError(
@@ -421,8 +426,6 @@ def _arguments(
             raise JacobianArgumentError(
                 f"argnums {argnums!r} names an input twice. Name each one once."
             )
-        # The paths of one input's leaves begin with its position.
-        paths = tree.spec.paths()
         places[number] = [i for i, path in enumerate(paths) if path[0] == number]
     asked: list[Asked] = []
     parts: list[Any] = []
@@ -437,7 +440,7 @@ def _arguments(
         first, start = inside[0], len(asked)
         parts.append(part.filled({i - first: start + k for k, i in enumerate(tensors)}))
         asked += [
-            Asked(input_path(tree, i), tree.leaves[i], shared[i], i) for i in tensors
+            Asked(_path_of(paths[i]), tree.leaves[i], shared[i], i) for i in tensors
         ]
     return asked, Tree.of(parts[0] if isinstance(argnums, int) else tuple(parts))
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
 from itertools import islice
-from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -88,8 +87,9 @@ def drawn(way: Way, roots: Sequence[Edge], ends: Sequence[Edge]) -> Drawing:
     spots = tuple([(numbers[node], number) for node, number in places])
     spot_of = dict(zip(places, spots, strict=True))
     metas = list(map(forms_at, nodes))
+    gradients = [metas[node][number] for node, number in spots]
     try:
-        looks = [_look(metas[node][number]) for node, number in spots]
+        looks = tuple([(tuple(it.shape), it.dtype, it.device) for it in gradients])
     except RuntimeError as error:  # a nested tensor's shape is not known
         raise NoSuchWayError(NESTED) from error
     made = list(map(sequence_number, nodes))
@@ -99,14 +99,11 @@ def drawn(way: Way, roots: Sequence[Edge], ends: Sequence[Edge]) -> Drawing:
         tuple([spot_of[edge] for edge in edges]),
         tuple(map(way.positions.get, nodes)),
         spots,
-        tuple([(tuple(shape), dtype, device) for shape, dtype, device in looks]),
+        looks,
         tuple([spot_of[root] for root in roots]),
         tuple([spot_of.get(end) for end in ends]),
         tuple(sorted(range(len(nodes)), key=made.__getitem__, reverse=True)),
     )
-
-
-_look = attrgetter("shape", "dtype", "device")
 
 
 @lru_cache(maxsize=KEPT)

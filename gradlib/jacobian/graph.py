@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -19,6 +19,7 @@ from gradlib.errors import (
 from gradlib.jacobian.arguments import (
     Arguments,
     input_path,
+    is_real,
     require_real,
     set_apart,
 )
@@ -27,7 +28,7 @@ from gradlib.jacobian.drawing import Drawing, drawn
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.retained import retaining_noted
 from gradlib.private.hooks import hooks_set
-from gradlib.private.nodes import is_packed
+from gradlib.private.nodes import CloneNode, is_packed
 from gradlib.tree import Tree
 from gradlib.vjp.connection import unconnected
 from gradlib.wording import in_brief, listed
@@ -41,6 +42,7 @@ class Graph:
         outputs: What the function returned.
         places: The places of the tensors among the leaves of `outputs`.
         points: The tensors that the Jacobian is with respect to.
+        ends: The edge that the gradient of each point flows through.
         shared: For each point whether all samples share it.
         names: For each point what messages call it.
         batch: The number of samples.
@@ -52,6 +54,7 @@ class Graph:
     outputs: Tree
     places: tuple[int, ...]
     points: tuple[Tensor, ...]
+    ends: tuple[Edge, ...]
     shared: tuple[bool, ...]
     names: tuple[str, ...]
     batch: int
@@ -62,11 +65,6 @@ class Graph:
     def roots(self) -> list[Tensor]:
         """The output tensors, ``(batch, *out)`` each."""
         return [self.outputs.leaves[place] for place in self.places]
-
-    @cached_property
-    def ends(self) -> list[Edge]:
-        """The edge that the gradient of each point flows through."""
-        return list(map(edge_of, self.points))
 
     @property
     def starts(self) -> list[Node]:
@@ -90,7 +88,7 @@ class Graph:
     @cached_property
     def drawing(self) -> Drawing:
         """The structure of this graph, without its values."""
-        return drawn(self._way, list(map(edge_of, self.roots)), self.ends)
+        return drawn(self._way, [*map(edge_of, self.roots)], self.ends)
 
     @cached_property
     def forms(self) -> dict[Edge, Form]:
@@ -105,18 +103,23 @@ class Graph:
 
     def rows(self, root: int) -> int:
         """Return how many entries an output has for each sample."""
-        return per_sample(self.roots[root])
+        return math.prod(self._sizes[0][root][1:])
 
     def columns(self, point: int) -> int:
         """Return how many entries a row of the Jacobian of one sample has."""
-        tensor = self.points[point]
-        return tensor.numel() if self.shared[point] else per_sample(tensor)
+        return math.prod(self._sizes[1][point])
 
     def shape(self, root: int, point: int) -> tuple[int, ...]:
         """Return the shape of a block: ``(batch, *out, *in)``."""
-        tensor = self.points[point]
-        inside = tensor.shape if self.shared[point] else tensor.shape[1:]
-        return (*self.roots[root].shape, *inside)
+        outs, ins = self._sizes
+        return outs[root] + ins[point]
+
+    @cached_property
+    def _sizes(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """The shapes of the outputs, and of a sample of each point."""
+        pairs = zip(self.points, self.shared, strict=True)
+        ins = [tuple(it.shape)[0 if shared else 1 :] for it, shared in pairs]
+        return [tuple(it.shape) for it in self.roots], ins
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """Return each pair of the number of an output and that of a point."""
@@ -156,6 +159,7 @@ def run(
     )
     if create_graph and arguments.of_parameters:
         _require_apart(arguments)
+    ends = [_copied(given, it.place) for it in arguments.asked]  # before fn changes it
     hooks_before = hooks_set()
     with retaining_noted() as others:
         outputs = Tree.of(_called(arguments, given))
@@ -169,6 +173,7 @@ def run(
         outputs,
         places,
         chosen,
+        tuple(known or edge_of(it) for known, it in zip(ends, chosen, strict=True)),
         tuple(it.shared for it in arguments.asked),
         tuple(it.name for it in arguments.asked),
         arguments.batch,
@@ -204,6 +209,17 @@ def _points(
         # The function may overwrite its inputs, but not the caller's tensors.
         given[place] = point.clone()
     return points, given
+
+
+def _copied(given: Sequence[Any], place: int | None) -> Edge | None:
+    """Return the edge of what an input is a copy of, or ``None`` for a parameter.
+
+    `edge_of` takes ten times as long for a leaf.
+    """
+    if place is None or type(given[place]) is not Tensor:
+        return None  # a subclass may copy in another way
+    node = given[place].grad_fn
+    return cast(Any, node).next_functions[0] if type(node) is CloneNode else None
 
 
 def _called(arguments: Arguments, given: list[Any]) -> Any:
@@ -309,15 +325,11 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
     roots = require_outputs(made, batch)
     shared = (False,) * len(points)
     others = (*points, *(made.leaves[place] for place in roots))
-    graph = Graph(made, roots, points, shared, names, batch, others)
+    ends = tuple(map(edge_of, points))
+    graph = Graph(made, roots, points, ends, shared, names, batch, others)
     _require_connection(graph, None)
     inner = [places.index(i) if i in places else None for i in range(len(given.leaves))]
     return graph, Tree(inner, given.spec)
-
-
-def per_sample(tensor: Tensor) -> int:
-    """Return how many entries of a batched tensor belong to one sample."""
-    return math.prod(tensor.shape[1:])
 
 
 def _batch_first(name: str, output: Tensor, batch: int) -> str:
@@ -350,7 +362,8 @@ def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
                 f"{type(leaf).__name__}, no tensor. Return tensors only: "
                 "lambda x: model(x).logits picks one."
             )
-        require_real(leaf, output_path(outputs, place), "Return the others only.")
+        if not is_real(leaf):
+            require_real(leaf, output_path(outputs, place), "Return the others only.")
         if leaf.dim() == 0 or leaf.shape[0] != batch:
             name = output_path(outputs, place)
             raise NotPerSampleError(

@@ -70,6 +70,8 @@ def one_hot(count: int, like: Tensor, start: int, length: int) -> Tensor:
     Returns:
         ``(count, length)``.
     """
+    if count == length:
+        return torch.eye(count, dtype=like.dtype, device=like.device)
     made = like.new_zeros(count, length)
     made.diagonal(start).fill_(1)
     return made

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib import JacobianArgumentError, NoSuchWayError, OutOfBytesError
+from gradlib.edges import edge_of
 from gradlib.jacobian import forward, memory, passes, per_sample, split
 from gradlib.jacobian import reverse as by_rows
 from gradlib.jacobian.fast.chains import result
@@ -206,8 +207,7 @@ def test_on_other_devices_than_the_cpu_much_is_asked_for_at_once() -> None:
     def plan_on(device: str, mode: str) -> Plan:
         net = nn.Sequential(nn.Conv2d(1, 8, 9), nn.Flatten(), nn.Softmin(1)).to(device)
         x = torch.zeros(8192, 1, 12, 12, device=device, requires_grad=True)
-        graph = Graph(Tree.of(net(x)), (0,), (x,), (False,), ("x",), len(x))
-        return make(graph, mode, "auto", 2**32)
+        return make(graph_between(net(x), x), mode, "auto", 2**32)
 
     # Where convolutions are slower with batched values, and where they are not.
     assert plan_on("cpu", "auto").mode == "loop"
@@ -219,7 +219,12 @@ def graph_of(*layers: nn.Module) -> Graph:
     """Return the graph of a net with 512 inputs, whose tensors have no values."""
     x = torch.zeros(8, 512, device="meta", requires_grad=True)
     net = nn.Sequential(*layers).to("meta")
-    return Graph(Tree.of(net(x)), (0,), (x,), (False,), ("x",), len(x))
+    return graph_between(net(x), x)
+
+
+def graph_between(y: Tensor, x: Tensor) -> Graph:
+    """Return the graph between two tensors, which may have no values."""
+    return Graph(Tree.of(y), (0,), (x,), (edge_of(x),), (False,), ("x",), len(x))
 
 
 @pytest.mark.parametrize("rows", [64, 65])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.edges import edge_of
-from gradlib.jacobian.between import in_order
+from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.bends import Bend
 from gradlib.jacobian.fast.chains.evaluate import in_parts
@@ -49,6 +49,12 @@ SLOPES = {
     )
 }
 """Nodes of elementwise operations whose backward of ones gives the slopes."""
+
+_PRODUCTS, _PASSED_ON = (
+    frozenset(f"{it}Backward0" for it in every)
+    for every in (("Addmm", "Mm"), ("Clone", "Alias"))
+)
+_KNOWN = SLOPES | _PRODUCTS | _PASSED_ON | {"ViewBackward0"}
 
 KNOWN_SLOPE = Layer(
     None, Pointwise("mul", lambda _, x: x, by_slope(lambda _, slope: slope), "either")
@@ -118,6 +124,8 @@ def find_straight(graph: Graph, plan: Plan) -> Straight | None:
         return None
     if plan.rows_worth < ROWS or root.dtype not in DTYPES:
         return None
+    if not _is_line(graph.drawing):
+        return None
     factors = _read(root, point, graph.ends[0][0])
     if factors is None:
         return None
@@ -131,6 +139,13 @@ def find_straight(graph: Graph, plan: Plan) -> Straight | None:
     return Straight(factors, order, size)
 
 
+@kept_for_each
+def _is_line(drawing: Drawing) -> bool:
+    """Tell whether a single way of known operations leads to the input."""
+    pairs = zip(drawing.names, drawing.led, strict=True)
+    return all(len(led) == 1 and name in _KNOWN for name, led in pairs if led)
+
+
 def _at_once(order: orders.Order, like: Tensor) -> int:
     return max(1, in_caches(like) // max(1, order.each))
 
@@ -142,19 +157,14 @@ def _read(root: Tensor, point: Tensor, end: Node) -> Factors | None:
     bends: list[list[Bend]] = [[]]
     shape, like = root.shape, (root.dtype, root.device)
     while node is not end:
-        name, before = node.name(), cast(Any, node.next_functions)
-        if name in ("AddmmBackward0", "MmBackward0"):
+        name, before = node.name(), node.next_functions
+        if name in _PRODUCTS:
             at = 1 if name == "AddmmBackward0" else 0
             matrix = node._saved_mat2
             if matrix is None or (at and node._saved_alpha != 1):
                 return None
             if not is_plain(matrix, (*matrix.shape[:1], shape[1]), like):
                 return None
-            sides = [
-                it for i, (it, _) in enumerate(before) if i != at and it is not None
-            ]
-            if end in in_order(sides):
-                return None  # a weight that was computed from the input
             matrices.insert(0, matrix.t())
             bends.insert(0, [])
             shape = torch.Size([shape[0], matrix.shape[0]])
@@ -165,7 +175,7 @@ def _read(root: Tensor, point: Tensor, end: Node) -> Factors | None:
                 return None
             bends[0].insert(0, Bend(KNOWN_SLOPE, slope))
             node = before[0][0]
-        elif name in ("CloneBackward0", "AliasBackward0"):
+        elif name in _PASSED_ON:
             node = before[0][0]
         elif name == "ViewBackward0" and _is_first(node, end, point, shape):
             node = end
