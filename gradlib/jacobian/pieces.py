@@ -29,7 +29,7 @@ class Piece(NamedTuple):
         axis: The axis that it is a part along.
         start: Where it begins on that axis.
         length: Its length on that axis.
-        values: Its entries; ``None`` for zeros.
+        values: Its entries, of the block's columns or of ``*in``; ``None`` for zeros.
     """
 
     block: Block
@@ -101,6 +101,7 @@ def _is_whole(graph: Graph, piece: Piece, values: Tensor, taken: set[int]) -> bo
         and 0 < values.numel() == math.prod(graph.shape(*piece.block))
         and values.dtype == graph.points[piece.block[1]].dtype
         and values.numel() * values.element_size() == memory.nbytes()
+        and 0 not in values.stride()  # else entries share memory
         and memory.data_ptr() not in taken
     )
 
@@ -114,7 +115,7 @@ def _write(piece: Piece, whole: Tensor) -> None:
     if piece.values is None:
         part.zero_()
     else:
-        part.copy_(piece.values.detach())
+        part.view(piece.values.shape).copy_(piece.values.detach())
 
 
 def joined(graph: Graph, pieces: Iterable[Piece]) -> dict[Block, Tensor]:
@@ -151,11 +152,11 @@ def _flat(graph: Graph, block: Block, tensor: Tensor) -> Tensor:
 
 
 def _or_zeros(graph: Graph, piece: Piece) -> Tensor:
-    if piece.values is not None:
-        return piece.values
     root, point = piece.block
     sizes = [graph.batch, graph.rows(root), graph.columns(point)]
     if piece.axis == EVERY_ROW:
         sizes = sizes[1:]
     sizes[max(piece.axis, 0)] = piece.length
+    if piece.values is not None:
+        return piece.values.reshape(sizes)
     return graph.points[point].new_zeros(sizes)

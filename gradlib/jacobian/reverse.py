@@ -61,10 +61,8 @@ def _rows_of_all(
     for start, length in chunks(rows, chunk):
         vjps = go_back(y, inputs, one_hot_for_all(length, y, start, y.shape))
         for i, grads in zip(points, vjps, strict=True):
-            if grads is not None:
-                grads = grads.reshape(length, graph.batch, graph.columns(i))
-                grads = grads.movedim(0, 1)
-            yield Piece((root, i), ROWS, start, length, grads)
+            rows = None if grads is None else grads.transpose(0, 1)
+            yield Piece((root, i), ROWS, start, length, rows)
 
 
 def _rows_of_each(

@@ -22,6 +22,22 @@ def test_no_two_blocks_share_memory() -> None:
     torch.testing.assert_close(of_y, (x + y).cos().diag_embed())
 
 
+def test_no_two_entries_share_memory() -> None:
+    # The gradient of a sum is one number, seen several times.
+    weight = points(6, 6)
+
+    def fn(x: Tensor) -> Tensor:
+        more = torch.ones(len(x), 5, dtype=x.dtype, device=x.device)
+        return torch.cat([x.sum(1, keepdim=True), more], 1) @ weight
+
+    x = points(4, 6)
+    rows = gradlib.per_sample_jacobian(fn, x, mode="reverse")
+    rows[0, 0, 0] = 7
+    assert rows[0, 0, 1] != 7
+    truth = gradlib.per_sample_jacobian(fn, x, mode="loop")
+    torch.testing.assert_close(rows[1:], truth[1:])
+
+
 @pytest.mark.parametrize("mode", ["reverse", "loop"])
 def test_what_a_backward_returns_is_copied(mode: str) -> None:
     kept = points(1, 3)
