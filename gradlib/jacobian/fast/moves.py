@@ -23,7 +23,10 @@ RESHAPED = (
 UNCHANGED = ("AddBackward1", "CloneBackward0", "AliasBackward0", "ExpandBackward0")
 """The nodes that keep or repeat entries; the shapes tell how often."""
 
-SEVERAL = ("UnbindBackward0", "SplitBackward0", "SplitWithSizesBackward0")
+SEVERAL = (
+    *("UnbindBackward0", "SplitBackward0", "SplitWithSizesBackward0"),
+    "MkldnnRnnLayerBackward0",
+)
 """The nodes whose outputs all have a rule; of other nodes only the first output has."""
 
 

@@ -148,7 +148,8 @@ def test_every_rule_is_among_them() -> None:
     seen: set[str] = set()
     for fn in (*ALONE.values(), *MORE.values()):
         seen |= {node.name() for node in in_order(graph_of(fn, double(4, 4, 4)).starts)}
-    assert set(RULES) - seen == UNSEEN
+    of_floats = {"MkldnnRnnLayerBackward0"}  # see test_recurrent.py
+    assert set(RULES) - seen == UNSEEN | of_floats
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -20,6 +20,7 @@ from gradlib.jacobian.drawing import Drawing, Spot, kept_for_each
 from gradlib.jacobian.fast.known import all_is_known
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part
+from gradlib.jacobian.fast.stacked.recurrent import bytes_of_states
 from gradlib.jacobian.fast.stacked.rules import ASK_NOTHING, IN_PARTS, RULES, Rule
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.graph import Graph
@@ -207,13 +208,14 @@ def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
     """Return how many vectors a pass takes, the bytes of each, and the bytes for all.
 
     For all, there are slopes, about as many as gradients, and the scores of attention,
-    which torch's kernels do not keep.
+    which torch's kernels do not keep. An LSTM keeps states for each.
     """
-    gradients, attentions = _bytes_of_gradients(graph.drawing)
+    gradients, attentions, recurrent = _bytes_of_gradients(graph.drawing)
     scores = [_bytes_of_scores(graph.nodes[it]) for it in attentions]
+    states = (bytes_of_states(graph.nodes[it]) for it in recurrent)
     slopes = gradients + 2 * sum(scores)
     most = max(scores, default=0)
-    each = plan.pass_bytes + most
+    each = plan.pass_bytes + most + max(states, default=0)
     on_cpu = graph.points[0].device.type == "cpu"
     if (
         on_cpu and most > plan.pass_bytes
@@ -227,10 +229,15 @@ def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
 
 
 @kept_for_each
-def _bytes_of_gradients(drawing: Drawing) -> tuple[int, list[int]]:
-    """Return the bytes of all gradients, and the numbers of attention's nodes."""
-    attentions = [i for i, name in enumerate(drawing.names) if "Attention" in name]
-    return sum(form.bytes for form in drawing.forms.values()), attentions
+def _bytes_of_gradients(drawing: Drawing) -> tuple[int, list[int], list[int]]:
+    """Return the bytes of all gradients, and the numbers of two kinds of nodes.
+
+    These are attention, and recurrent layers.
+    """
+    names = list(enumerate(drawing.names))
+    attentions = [i for i, name in names if "Attention" in name]
+    recurrent = [i for i, name in names if "RnnLayer" in name]
+    return sum(form.bytes for form in drawing.forms.values()), attentions, recurrent
 
 
 def _bytes_of_scores(node: Any) -> int:
