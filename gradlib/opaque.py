@@ -56,9 +56,10 @@ def keep_opaque(value: object) -> Any:
 
 def is_fixed(value: object) -> bool:
     """Tell whether neither a value nor what it holds can change."""
-    if isinstance(value, FIXED):
+    kind = type(value)  # not __class__, which raises in a weak proxy of what is gone
+    if issubclass(kind, FIXED):
         return True
-    return isinstance(value, FunctionType) and value.__closure__ is None
+    return kind is FunctionType and cast(Any, value).__closure__ is None
 
 
 FIXED = (

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradlib.private.modules import modules_in
+
 
 def _fsdp() -> Any:
     """Return FSDP's module if its import, perhaps in another thread, is complete."""
@@ -51,7 +53,7 @@ def is_sharded(model: nn.Module) -> bool:
     if sys.modules.keys().isdisjoint(imported):
         return False
     inner: Any = model
-    return any(map(swaps_parameters, inner.modules())) or any(
+    return any(map(swaps_parameters, modules_in(model))) or any(
         map(is_distributed, inner.parameters())
     )
 

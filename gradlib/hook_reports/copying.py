@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.errors import NotCopyableError
 from gradlib.private.hooks import FORWARD_HOOKS, backward_hooks
+from gradlib.private.modules import modules_in
 from gradlib.private.tensors import has_values
 from gradlib.recording.attributes import be_like, extent, fill_slots, in_slots
 from gradlib.recording.past_attributes import OF_TORCH
@@ -102,20 +103,21 @@ def _whole(
     for tensor in (*module.parameters(), *module.buffers(), *given):
         if id(tensor) in memo:  # torch's deepcopy forgets the attributes of a tensor
             be_like(memo[id(tensor)], tensor)
-    for part in module.modules():  # and the slots of a module
+    for part in modules_in(module):  # and the slots of a module
         if filled := in_slots(part):
             values = _deep_copied([*filled.values()], memo)
             fill_slots(memo[id(part)], dict(zip(filled, values, strict=True)))
     for copied_object in [*memo.values()]:
         _bind_functions(copied_object, memo)
-    for part in copied.modules():
+    part: Any
+    for part in modules_in(copied):
         part._is_full_backward_hook = None  # as in a new module
     return copied, leaves
 
 
 def backward_hooks_inside(module: nn.Module) -> list[dict[int, Any]]:
     """Return the dicts of the backward hooks of a module and of all inside it."""
-    return [hooks for part in module.modules() for hooks in backward_hooks(part)]
+    return [hooks for part in modules_in(module) for hooks in backward_hooks(part)]
 
 
 def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:
@@ -278,7 +280,7 @@ def _computed_attributes(module: nn.Module) -> dict[int, Tensor]:
     """
     return {
         id(tensor): tensor
-        for part in module.modules()
+        for part in modules_in(module)
         for value in vars(part).values()
         for tensor in tensors_in(value)
         if not tensor.is_leaf

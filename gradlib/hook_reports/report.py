@@ -26,6 +26,7 @@ from gradlib.hook_reports.words import (
 )
 from gradlib.private.hooks import any_global_backward_hook
 from gradlib.private.modes import values_are_fake, values_are_stand_ins
+from gradlib.private.modules import modules_in
 from gradlib.recording.in_words import shape_text
 from gradlib.render import Printable, Table
 from gradlib.wording import in_brief, listed, no_module
@@ -302,7 +303,7 @@ def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[
             "Two runs gave different gradients, though torch's random state was the "
             "same. What is another gradient at each run has no name."
         )
-    if any(vars(part).get("_compiled_call_impl") for part in module.modules()):
+    if any(vars(part).get("_compiled_call_impl") for part in modules_in(module)):
         yield (
             "The copies are not compiled, as .compile() has compiled the module: "
             "compiled, it has another last node."

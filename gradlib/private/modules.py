@@ -5,7 +5,7 @@
 
 import itertools
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter, itemgetter, methodcaller
 from pathlib import Path
@@ -79,6 +79,14 @@ own_children: Callable[[nn.Module], dict[str, nn.Module | None]]
 own_parameters, own_buffers, own_children = map(
     attrgetter, (PARAMETERS, BUFFERS, CHILDREN)
 )
+
+
+def modules_in(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield a module and all inside it, each once.
+
+    An attribute of its own may be called ``modules``.
+    """
+    return cast(Any, nn.Module).modules(module)
 
 
 def what_stands_in(modules: Iterable[nn.Module]) -> list[Any]:

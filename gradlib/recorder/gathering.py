@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.private.modes import any_autocast, tensors_may_be_dual
-from gradlib.private.modules import is_of_torch
+from gradlib.private.modules import is_of_torch, modules_in
 from gradlib.private.nodes import next_sequence_number, sequence_number
 from gradlib.private.tensors import tangent_of
 from gradlib.recorder.forward_values import Value
@@ -166,8 +166,9 @@ class Gathering:
         """
         if not self._can_be_replayed:
             return
-        whole: Any = frame.module.modules()  # where some inside may not be recorded
-        modules = whole if self._block.left_out else [frame.module]
+        module = frame.module
+        # Some inside may not be recorded.
+        modules = modules_in(module) if self._block.left_out else [module]
         calls = *now.stack, frame
         for value in take_left(now.left, calls, modules, given, now.values):
             self.hook(now, frame, value, is_output=True)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import nn
 
-from gradlib.private.modules import own_buffers, own_parameters
+from gradlib.private.modules import modules_in, own_buffers, own_parameters
 from gradlib.recorder.graph import End
 from gradlib.recording.trace import Grads
 
@@ -52,13 +52,12 @@ class Hooked:
     @cached_property
     def holds_state(self) -> bool:
         """Whether the module, or one inside it, has parameters or buffers."""
-        modules: Any = self.module.modules()
-        return any(own_parameters(it) or own_buffers(it) for it in modules)
+        every = modules_in(self.module)
+        return any(own_parameters(it) or own_buffers(it) for it in every)
 
     def holds(self, other: nn.Module) -> bool:
         """Tell whether another module is inside this one."""
-        modules: Any = self.module.modules()
-        return other is not self.module and other in modules
+        return other is not self.module and other in modules_in(self.module)
 
     def rename(self, name: str, calls: Iterator[int]) -> None:
         """Take another name and its counter of calls, before the first call."""

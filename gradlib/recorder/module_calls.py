@@ -301,11 +301,11 @@ class ModuleCalls:
         if closed:
             call.closed_inputs = closed
 
-    def _keep_module(self, call: CallTrace, place: int, leaf: object) -> None:
+    def _keep_module(self, call: CallTrace, place: int, leaf: Any) -> None:
         """Keep a module of the model that is an argument, for a replay to pass on."""
         history, known = self._block.history, call.given_modules
-        if history is None or place in known or not isinstance(leaf, nn.Module):
-            return
+        if history is None or place in known or not issubclass(type(leaf), nn.Module):
+            return  # or a weak proxy of one, which has no hash
         with self._looking:
             if history.meet_given(leaf, call.moment):
                 call.given_modules = {**known, place: leaf}

@@ -38,7 +38,12 @@ from gradlib.private.hooks import (
     unhook_modules,
 )
 from gradlib.private.modes import no_classes_of_tensors
-from gradlib.private.modules import own_buffers, own_parameters, what_stands_in
+from gradlib.private.modules import (
+    modules_in,
+    own_buffers,
+    own_parameters,
+    what_stands_in,
+)
 from gradlib.random_state import moving_no_generator
 from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.module_calls import ModuleCalls
@@ -348,7 +353,7 @@ class _Recorder(AbstractContextManager[Recording]):
         """Return the modules that were in the model, and those that are now."""
         if self._seen[0] == what_stands_in(self._places):
             return self._places.keys()
-        return {*self._places, *cast(Any, self._model).modules()}
+        return {*self._places, *modules_in(self._model)}
 
     def _attach(self, name: str, place: str, module: nn.Module) -> None:
         """Make the hooks of a module that was chosen, which `hook_modules` sets.

@@ -8,12 +8,11 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import Any
 
 from torch import nn
 from torch.autograd.graph import Node
 
-from gradlib.private.modules import own_parameters
+from gradlib.private.modules import modules_in, own_parameters
 from gradlib.private.passes import pass_began_here
 from gradlib.recorder.forward_values import Value, Values
 from gradlib.recorder.frame import Frame
@@ -105,17 +104,15 @@ _MOMENT: Callable[[Frame], int] = attrgetter("call.moment")
 
 def nodes_in(module: nn.Module) -> list[Node]:
     """Return the nodes of tensors that a module, or one inside it, holds."""
-    modules: Any = module.modules()
-    left = [it for each in modules for it in nodes_left_in(each, ())]
+    left = [it for each in modules_in(module) for it in nodes_left_in(each, ())]
     return [*left, *computed_parameters(module)]
 
 
 def computed_parameters(module: nn.Module) -> list[Node]:
     """Return the nodes of computed parameters, as functional_call() may put in."""
-    modules: Any = module.modules()
     return [
         parameter.grad_fn
-        for each in modules
+        for each in modules_in(module)
         for parameter in own_parameters(each).values()
         if parameter is not None and parameter.grad_fn is not None
     ]

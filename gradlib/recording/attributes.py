@@ -121,7 +121,7 @@ def _tensors_in(entries: Collection[Any], depth: int) -> list[Tensor]:
     for entry in entries if kinds else ():
         if type(entry) not in kinds:
             continue
-        if isinstance(entry, Tensor):
+        if issubclass(type(entry), Tensor):
             found.append(entry)
         elif depth > 1 and len(held := _held_by(entry)) <= MANY:
             found += _tensors_in([*held], depth - 1)
@@ -129,10 +129,15 @@ def _tensors_in(entries: Collection[Any], depth: int) -> list[Tensor]:
 
 
 def _held_by(container: Any) -> Collection[Any]:
-    if isinstance(container, Distribution):
-        return vars(container).values()
-    is_dict = isinstance(container, dict)
-    return cast(Any, container).values() if is_dict else container
+    """Return what a container holds, without running code of its class."""
+    kind: type[Any] = type(cast(object, container))
+    if issubclass(kind, Distribution):
+        return cast(dict[str, Any], vars(container)).values()
+    if issubclass(kind, dict):
+        return dict[Any, Any].values(container)
+    if issubclass(kind, tuple):
+        return tuple[Any, ...].__getitem__(container, slice(None))
+    return container
 
 
 class Copies:
@@ -260,9 +265,10 @@ class Copies:
 
 
 def _is_copied(value: object) -> bool:
-    if type(value) in _PLAIN:  # as nearly all attributes
+    kind = type(value)  # not __class__, which raises in a weak proxy of what is gone
+    if kind in _PLAIN:  # as nearly all attributes
         return False
-    if isinstance(value, Tensor | Was | Held) or is_container(type(value)):
+    if issubclass(kind, (Tensor, Was, Held)) or is_container(kind):
         return True
     return is_stateful(value)
 

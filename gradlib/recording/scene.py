@@ -31,6 +31,7 @@ from gradlib.private.modules import (
     CHILDREN,
     PARAMETERS,
     is_of_torch,
+    modules_in,
     own_buffers,
     own_children,
     own_parameters,
@@ -169,7 +170,7 @@ class Scene:
         """Return the tensors that the call made and left, and did not return."""
         found: dict[Left, Tensor] = {
             (module, name, place): tensor
-            for module in self._module.modules()
+            for module in modules_in(self._module)
             for name, place, tensor in left_in(module)
         }
         for place, tensor in left_in_arguments(self._passed):

@@ -1,6 +1,6 @@
 """What a replay of a call needs besides its arguments."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -25,6 +25,7 @@ from gradlib.private.modes import (
 from gradlib.private.modules import (
     CHILDREN,
     is_of_torch,
+    modules_in,
     own_buffers,
     own_children,
     own_parameters,
@@ -192,7 +193,9 @@ class History:
         prefixes, waiting = {module: ""}, [module]
         for it in waiting:
             for name, child in self.children(it, moment).items():
-                if child is not None and child not in prefixes:
+                # One may be a weak proxy, which has no hash.
+                is_module = issubclass(type(child), nn.Module)
+                if child is not None and is_module and child not in prefixes:
                     prefixes[child] = f"{prefixes[it]}{name}."
                     waiting.append(child)
         return prefixes
@@ -340,7 +343,7 @@ class History:
         if moment == self._looked:  # it begins the forward: `look` has seen all
             return
         has_others = own_children(module)
-        inside: Iterable[nn.Module] = module.modules() if has_others else (module,)
+        inside = modules_in(module) if has_others else (module,)
         for it in [*inside]:
             seen = self._seen.get(it)
             if seen is None:

@@ -846,6 +846,80 @@ def test_an_argument_that_a_call_overwrites_through_an_attribute() -> None:
     assert verified.agreed == 2, str(verified)
 
 
+class Gone:
+    """Something to which a proxy leads, until it is gone."""
+
+
+class RaisesInDict(dict[str, int]):
+    """Lets nobody look at its values."""
+
+    def values(self) -> Any:
+        raise LookupError
+
+
+class RaisesInTuple(tuple[int, ...]):
+    """Lets nobody look at its entries."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Any:
+        raise LookupError
+
+
+class RefusesItsClass:
+    """Does not tell its class."""
+
+    __class__ = property(lambda _: 1 / 0)  # type: ignore[assignment]
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "proxy": lambda: weakref.proxy(Gone()),
+    "dict": lambda: RaisesInDict(a=1),
+    "tuple": lambda: RaisesInTuple((1, 2)),
+    "class": RefusesItsClass,
+}
+
+
+@pytest.mark.parametrize("within", ["list", "module"])
+@pytest.mark.parametrize("kind", ODD)
+def test_attributes_that_raise_when_they_are_looked_at(kind: str, within: str) -> None:
+    class Holds(Inside):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x)
+
+    model = nn.Sequential(Holds(), Holds())
+    value = ODD[kind]()
+    # Not by setattr(): torch looks at the class too.
+    vars(model[1])["held"] = [value] if within == "list" else value
+    verified = recorded(model, torch.randn(2, 3)).verify()
+    assert verified.agreed == verified.calls, str(verified)
+
+
+def test_an_attribute_that_is_called_modules() -> None:
+    class Shadows(Inside):
+        def __init__(self) -> None:
+            super().__init__()
+            self.modules: Any = [self.fc]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.modules[0](x)
+
+    for modules in (None, "*.fc"):
+        model = nn.Sequential(Shadows(), nn.Tanh())
+        with gradlib.record(model, modules=modules) as recording:
+            model(torch.randn(2, 3)).sum().backward()
+        verified = recording.verify()
+        assert verified.agreed == verified.calls, str(verified)
+
+
+def test_a_proxy_of_the_parent() -> None:
+    """It is a child: torch takes it for a module."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    model[1].parent = cast(Any, weakref.proxy(model))
+    verified = recorded(model, torch.randn(2, 3)).verify()
+    assert verified.agreed == verified.calls, str(verified)
+
+
 # What is kept, and of what there is one
 
 
