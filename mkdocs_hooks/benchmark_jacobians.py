@@ -130,8 +130,8 @@ def jacobian_in_short(results: dict[str, Any]) -> Iterable[str]:
         ratios = sorted(against(nets, OURS))
         yield (
             f"**{counted_threads(threads)}:** {summed_up(nets)} The fastest other way "
-            f"takes {span(ratios)} times as long, {median(ratios):.2f} times in the "
-            "middle."
+            f"takes {span(ratios)} times as long, with a median of "
+            f"{median(ratios):.2f}."
         )
     lost = by_loss(by_net(parts[0][1]))
     if lost:
@@ -290,7 +290,7 @@ def in_short(net: str, batch: int, ways: Ways, names: list[str]) -> tuple[str, .
         best_other(ways)["contender"],
         milliseconds(ours["ms"]),
         f"{batch:,}",
-        f"{peak / ours['result_bytes']:.1f}" if peak else "",
+        f"{peak / ours['result_bytes']:,.1f}" if peak else "",
     )
 
 

@@ -393,6 +393,21 @@ QUESTIONS = [
     ),
     ("second-derivatives", "Laplacian of an image"),
     ("where-did-the-nan-come-from", "sqrt gradient nan"),
+    (
+        "where-did-the-nan-come-from",
+        "how do I find which layer makes NaN in mixed precision",
+    ),
+    ("why-does-my-hook-not-fire", "why is grad_input[0] None in my full backward hook"),
+    ("weights-and-masks", "is_grads_batched"),
+    ("weights-and-masks", "is_grads_batched example"),
+    ("migrating", "register_backward_hook deprecated"),
+    ("migrating", "register_backward_hook deprecated what do I use"),
+    ("dy-dx-for-every-sample", "jacobian of a network output w.r.t. input batch slow"),
+    ("dy-dx-for-every-sample", "gradient of output wrt input"),
+    ("gradient-of-an-activation", "hook on a specific layer of a HuggingFace model"),
+    ("own-backward", "how to check my custom backward"),
+    ("can-a-hook-change", "gradient clipping and hooks order"),
+    ("second-derivatives", "compute Hessian diagonal per sample"),
 ]
 """Pages, and what somebody types who needs one."""
 
