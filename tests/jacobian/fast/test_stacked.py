@@ -297,6 +297,13 @@ def test_few_rows_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_for(graph, chunk=1) is None
 
 
+def test_few_rows_are_taken_where_vmap_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "ROWS", 10**6)
+    for name in ("convolution", *["attention"] * ON_CPU):  # a GPU has other kernels
+        require_same(graph_of((ALONE | MORE)[name], double(4, 4, 4)))
+    assert found_for(graph_of(ALONE["linear"], double(4, 4, 4))) is None
+
+
 def test_what_was_asked_for_is_taken() -> None:
     graph = graph_of(torch.sin, double(4, 4, 4))
     for mode in ("forward", "loop"):
