@@ -88,7 +88,7 @@ def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
 
     It looks in attributes, buffers and arguments, and in lists, dicts, distributions
     and the like there, `DEPTH` deep. It leaves out a container of more than `MANY`
-    things, as it runs at every call.
+    things, all that is inside included, as it runs at every call.
 
     Args:
         module: The called module.
@@ -114,8 +114,16 @@ def _has_graph(tensor: Tensor) -> bool:
         return False
 
 
-def _tensors_in(entries: Collection[Any], depth: int) -> list[Tensor]:
-    """Return the tensors among some things, and inside them, in their order."""
+def _tensors_in(
+    entries: Collection[Any], depth: int, room: list[int] | None = None
+) -> list[Tensor]:
+    """Return the tensors among some things, and inside them, in their order.
+
+    Args:
+        entries: The things.
+        depth: How deep to look.
+        room: How many things may yet come; `MANY` in each of `entries` if not given.
+    """
     found: list[Tensor] = []
     kinds = set(filter(may_hold, set(map(type, entries))))
     for entry in entries if kinds else ():
@@ -123,8 +131,11 @@ def _tensors_in(entries: Collection[Any], depth: int) -> list[Tensor]:
             continue
         if issubclass(type(entry), Tensor):
             found.append(entry)
-        elif depth > 1 and len(held := _held_by(entry)) <= MANY:
-            found += _tensors_in([*held], depth - 1)
+        elif depth > 1:
+            held, left = _held_by(entry), room or [MANY]
+            if len(held) <= left[0]:
+                left[0] -= len(held)
+                found += _tensors_in([*held], depth - 1, left)
     return found
 
 

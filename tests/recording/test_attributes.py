@@ -23,6 +23,7 @@ from gradlib.recording import attributes, past_attributes
 from gradlib.recording.past_attributes import NOT_KEPT, Attributes
 from gradlib.recording.state import History
 
+from ..steps import python_steps
 from .recorded import recorded
 
 
@@ -530,6 +531,15 @@ def test_what_vmap_leaves_in_an_attribute() -> None:
     assert found.disagreements == ()
     reasons = " ".join(it.reason for it in found.skipped)
     assert "Copying the attributes for it" in reasons
+
+
+def test_a_table_of_thousands_of_numbers_is_not_looked_through() -> None:
+    module: Any = Inside()
+    module.table = [[0] * 100] * 5
+    few = python_steps(lambda: attributes.nodes_left_in(module, ()))
+    module.table = [[[0] * 100] * 100] * 100
+    many = python_steps(lambda: attributes.nodes_left_in(module, ()))
+    assert many < 100 * few
 
 
 class Pair(NamedTuple):
