@@ -256,6 +256,11 @@ MESSAGES = [
         "GL108",
         "element 0 of tensors does not require grad and does not have a grad_fn",
     ),
+    (
+        "GL108",
+        "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
+        "instead.",
+    ),
     ("GL110", "One of the differentiated Tensors does not require grad"),
     ("GL114", "'Linear' object is not iterable"),
     (
@@ -408,6 +413,12 @@ QUESTIONS = [
     ("own-backward", "how to check my custom backward"),
     ("can-a-hook-change", "gradient clipping and hooks order"),
     ("second-derivatives", "compute Hessian diagonal per sample"),
+    ("why-do-gradients-add-up", "difference between retain_graph and create_graph"),
+    ("why-is-grad-none", "How to freeze layers"),
+    ("GL108", "numpy() on tensor that requires grad"),
+    ("why-is-grad-none", "why is grad None"),
+    ("jacobians-in-a-loss", "grad penalty"),
+    ("can-a-hook-change", "hook order"),
 ]
 """Pages, and what somebody types who needs one."""
 
