@@ -70,7 +70,7 @@ def one_hot(count: int, like: Tensor, start: int, length: int) -> Tensor:
     Returns:
         ``(count, length)``.
     """
-    if count == length:
+    if count == length and type(like) is Tensor:
         return torch.eye(count, dtype=like.dtype, device=like.device)
     made = like.new_zeros(count, length)
     made.diagonal(start).fill_(1)
