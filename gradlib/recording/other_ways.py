@@ -32,6 +32,7 @@ SAID = "gradients may have come by another way too: {}"
 BY_ATTRIBUTE = "attribute {}"
 BY_ELSEWHERE = "what it put elsewhere, as into a global list"
 NOT_KNOWN = "gradients also came by {}, and a replay lacks them"
+PERHAPS_NOT_KNOWN = "gradients may have come by {} too, and a replay lacks them"
 HOOKED = (
     "saved_tensors_hooks were in force in its forward, and may not give back what was "
     "saved"
@@ -78,10 +79,10 @@ def why_apart(
     )
     if replayed.lost or any(left_elsewhere):
         raise CannotReplayError(NOT_KNOWN.format(left or BY_ELSEWHERE))
-    other_way = ""
     if left:
-        other_way = SAID.format(left)
-    elif call := _last_apart(trace, number, inside, tolerance):
+        raise CannotReplayError(PERHAPS_NOT_KNOWN.format(left))
+    other_way = ""
+    if call := _last_apart(trace, number, inside, tolerance):
         other_way = SAID.format(f"output of {numbered(call.name, call.index)}")
     elif replayed.overwritten:
         other_way = SAID.format(
