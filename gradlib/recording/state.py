@@ -193,9 +193,7 @@ class History:
         prefixes, waiting = {module: ""}, [module]
         for it in waiting:
             for name, child in self.children(it, moment).items():
-                # One may be a weak proxy, which has no hash.
-                is_module = issubclass(type(child), nn.Module)
-                if child is not None and is_module and child not in prefixes:
+                if child is not None and child not in prefixes:
                     prefixes[child] = f"{prefixes[it]}{name}."
                     waiting.append(child)
         return prefixes

@@ -922,12 +922,25 @@ def test_an_attribute_that_is_called_modules() -> None:
         assert verified.agreed == verified.calls, str(verified)
 
 
-def test_a_proxy_of_the_parent() -> None:
-    """It is a child: torch takes it for a module."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-    model[1].parent = cast(Any, weakref.proxy(model))
-    verified = recorded(model, torch.randn(2, 3)).verify()
-    assert verified.agreed == verified.calls, str(verified)
+def test_an_argument_that_is_a_proxy_of_the_caller() -> None:
+    class Asks(nn.Module):
+        def forward(self, x: Tensor, caller: Any) -> Tensor:
+            return x * caller.factor
+
+    class Caller(Inside):
+        factor = 2
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.asks = Asks()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.asks(self.fc(x), weakref.proxy(self))
+
+    verified = recorded(Caller(), torch.randn(2, 3)).verify()
+    (skipped,) = verified.skipped
+    assert (verified.agreed, skipped.name) == (2, "asks")
+    assert "CallableProxyType" in skipped.reason
 
 
 # What is kept, and of what there is one
