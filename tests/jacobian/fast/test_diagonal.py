@@ -59,6 +59,10 @@ def test_others_are_left_to_others(name: str) -> None:
     assert found_for(OTHERS[name], double(4, 4, 4)) is None
 
 
+def test_what_is_broadcast_is_left_to_others() -> None:
+    assert found_for(lambda x: x * W, double(4, 1, 4)) is None
+
+
 def test_few_rows_single_numbers_and_several_inputs_are_left_to_others() -> None:
     assert found_for(torch.sin, double(4, 7)) is None
     assert found_for(torch.sin, double(4, 8)) is not None
