@@ -44,6 +44,17 @@ def keep(tensor: Tensor) -> Tensor:
 
 def clone(tensor: Tensor) -> Tensor:
     """Return a differentiable copy that shares the tensor's memory where it can."""
+    if tensor.is_cuda or tensor.is_quantized or dispatch_modes():
+        return _clone_of_odd(tensor)
+    try:
+        return lazy_clone(tensor)
+    except Exception:
+        # Memory that torch does not own (NumPy's, shared memory), another layout, or a
+        # tensor subclass that does not support it, each with its own exception.
+        return _copy(tensor)
+
+
+def _clone_of_odd(tensor: Tensor) -> Tensor:
     if tensor.is_cuda:
         # A write would make a lazy clone copy in the default stream, whichever stream
         # writes, and a replayed CUDA graph would write without a copy. See
@@ -52,12 +63,10 @@ def clone(tensor: Tensor) -> Tensor:
             return _copy(tensor)
     if tensor.is_quantized:  # lazy_clone() would crash the process
         return copy_of_quantized(tensor)
-    if dispatch_modes():
-        if saved_are_known_by_address():  # a write to a lazy clone's memory moves it
-            return tensor.clone()
-        with unseen():
-            return _shared(tensor)
-    return _shared(tensor)
+    if saved_are_known_by_address():  # a write to a lazy clone's memory moves it
+        return tensor.clone()
+    with unseen():
+        return clone(tensor)
 
 
 def copied(tensor: Tensor) -> Tensor:
@@ -83,15 +92,6 @@ def _in_memory(tensor: Tensor) -> Tensor:
         if not step and tensor.size(axis) > 1:
             part = part.narrow(axis, 0, 1)
     return part
-
-
-def _shared(tensor: Tensor) -> Tensor:
-    try:
-        return lazy_clone(tensor)
-    except Exception:
-        # Memory that torch does not own (NumPy's, shared memory), another layout, or a
-        # tensor subclass that does not support it, each with its own exception.
-        return _copy(tensor)
 
 
 def same_values(a: Tensor, b: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ from gradlib.private.modes import unseen
 from gradlib.private.modules import is_of_torch
 from gradlib.private.nodes import LAID_OUT, dtype_at, sequence_number
 from gradlib.recorder.forward_values import Value
-from gradlib.recorder.graph import Cast, End, ForwardGraph
+from gradlib.recorder.graph import Cast, End, ForwardGraph, Made
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.second_order import OfView, Part, Receiver
 from gradlib.recording.trace import CallTrace, Flow, Grads
@@ -105,32 +105,17 @@ class Frame:
         graph, since, until = self.graph, self.since, self.until
         made_to, flow = graph.leading_to, self.flow
         of_torch = is_of_torch(type(self.module))
+        odd: list[tuple[Made, Grads, bool]] = []
         for end, grads in ends.items():
             every = made_to(end, since, until)
-            own_casts: set[Node] = set()
             for made in every:
                 _, node, entry, cast = made
-                part: Part | None = None
-                if cast is not None:
-                    if cast[0] in ends or graph.has_walked(cast[0][0]):
-                        continue
-                    if self.owns_casts:
-                        node, entry = cast[0][0], 0
-                        if node in own_casts:  # used twice: summed in the cast's dtype
-                            self.call.summed_in |= {dtype_at(cast[0])}
-                        if node in own_casts or not self._made(node):
-                            continue
-                        own_casts.add(node)
-                    else:
-                        part = self._pass_over(cast, is_one_of=len(every) > 1)
-                # Only torch holds this tensor, so no user has hooked it.
-                is_laid_out = of_torch and node.__class__ in LAID_OUT
-                if is_laid_out and (inside := graph.computed_from(node, since, until)):
-                    part = partial(_laid_out_again, node, part)
-                    for _, node, entry, _ in inside:
-                        found[node].append((entry, grads, part, flow))
+                if cast is None and not (of_torch and node.__class__ in LAID_OUT):
+                    found[node].append((entry, grads, None, flow))
                 else:
-                    found[node].append((entry, grads, part, flow))
+                    odd.append((made, grads, len(every) > 1))
+        if odd:
+            self._find_odd_receivers(found, odd, ends)
         # After create_graph=True a later pass may go through the nodes that compute
         # these gradients, and so through the call.
         for value in self.unasked:
@@ -145,6 +130,47 @@ class Frame:
                     for _, node, entry, _ in made_to(base.end, since, until):
                         found[node].append((entry, grads, part, flow))
         return ends
+
+    def _find_odd_receivers(
+        self,
+        found: Receivers,
+        odd: Sequence[tuple[Made, Grads, bool]],
+        ends: Collection[End],
+    ) -> None:
+        """Add the receivers of what flows through casts and layouts of parameters.
+
+        Args:
+            found: The receivers, to which these are added.
+            odd: The edges to a parameter that is cast, and those of nodes that lay out
+                a tensor anew; each with where the gradient is gathered, and whether the
+                call made several edges to the same end.
+            ends: Where the gradients of inputs and parameters go.
+        """
+        graph, since, until, flow = self.graph, self.since, self.until, self.flow
+        of_torch = is_of_torch(type(self.module))
+        own_casts: set[Node] = set()
+        for (_, node, entry, cast), grads, is_one_of in odd:
+            part: Part | None = None
+            if cast is not None:
+                if cast[0] in ends or graph.has_walked(cast[0][0]):
+                    continue
+                if self.owns_casts:
+                    node, entry = cast[0][0], 0
+                    if node in own_casts:  # used twice: summed in the cast's dtype
+                        self.call.summed_in |= {dtype_at(cast[0])}
+                    if node in own_casts or not self._made(node):
+                        continue
+                    own_casts.add(node)
+                else:
+                    part = self._pass_over(cast, is_one_of=is_one_of)
+            # Only torch holds this tensor, so no user has hooked it.
+            is_laid_out = of_torch and node.__class__ in LAID_OUT
+            if is_laid_out and (inside := graph.computed_from(node, since, until)):
+                part = partial(_laid_out_again, node, part)
+                for _, node, entry, _ in inside:
+                    found[node].append((entry, grads, part, flow))
+            else:
+                found[node].append((entry, grads, part, flow))
 
     def _made(self, node: Node) -> bool:
         """Tell whether the call made a node."""

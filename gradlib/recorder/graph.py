@@ -217,12 +217,14 @@ class ForwardGraph:
             since: The sequence number when the call began.
             until: The sequence number when it returned.
         """
+        only = self._edges.get(end)
+        if only is None:
+            return ()
         if end in self._several:
             every = self._several[end]
             first = bisect_left(every, since, key=_number_of)
             return every[first : bisect_left(every, until, key=_number_of)]
-        only = self._edges.get(end)
-        return (only,) if only is not None and since <= only[0] < until else ()
+        return (only,) if since <= only[0] < until else ()
 
     def computed_from(self, node: Node, since: int, until: int) -> Sequence[Made]:
         """Return the edges that a call made to a node that only changes a layout.

@@ -318,15 +318,7 @@ class History:
         # A hook that is set or removed later counts for the calls from here on.
         if seen.hooks is not None or hooks_set() != self._hooks_set:
             self._look_at_hooks(seen, module, since)
-        if (own or known) and (
-            len(own) != len(known)
-            or any(
-                tensor is not None
-                if (kept := known.get(name)) is None
-                else tensor is not kept.tensor or kept.was_written_to()
-                for name, tensor in own.items()
-            )
-        ):
+        if not _are_as_kept(own, known):
             self._look_at_tensors(seen, "parameters", own, since)
         if buffers := own_buffers(module):  # a call may change its own, as BatchNorm
             self._look_at_tensors(seen, "buffers", buffers, since)
@@ -403,6 +395,20 @@ def autocast_now() -> dict[str, torch.dtype]:
         for device in AUTOCAST_DEVICES
         if torch.is_autocast_enabled(device)
     }
+
+
+def _are_as_kept(own: Mapping[str, Tensor | None], known: Tensors) -> bool:
+    """Tell whether tensors are those that are kept, and none was written to since."""
+    if len(own) != len(known):
+        return False
+    for name, tensor in own.items():
+        kept = known.get(name)
+        if kept is None:
+            if tensor is not None:
+                return False
+        elif tensor is not kept.tensor or kept.was_written_to():
+            return False
+    return True
 
 
 _UNKNOWN: Final[Any] = object()
