@@ -27,6 +27,8 @@ def browser() -> Iterator[Browser]:
                 "--disable-background-networking",
                 "--disable-component-update",
                 "--disable-sync",
+                # The scripts of a page run once: to compile them well pays off later.
+                "--js-flags=--no-opt,--no-maglev",
             ],
         )
         yield browser

@@ -422,6 +422,13 @@ QUESTIONS = [
 ]
 """Pages, and what somebody types who needs one."""
 
+LEFT_OUT = [
+    ("what may I do with hooks", "hooks"),
+    ("HOW DO I clip", "clip"),
+    ("jacobian of y w.r.t. x", "jacobian y respect x"),
+]
+"""What somebody types, and the same without its common words."""
+
 # Asks the theme's search, as the box does.
 SEARCH = """async (every) => {
     const of = (type) => new Promise((resolve) => {
@@ -457,6 +464,7 @@ def found(
         server, page = Server(built_site), browser.new_page()
         heard = listen(page, server)
         page.goto(server.url)
+        words += [words for pair in LEFT_OUT for words in pair]
         every = [*words, *string.ascii_lowercase, *string.digits]
         answers.write_text(json.dumps(page.evaluate(SEARCH, every)))
         assert heard == []
@@ -478,6 +486,13 @@ def test_search_finds_the_page_of_a_question(
     found: dict[str, list[str]], page_found: str, words: str
 ) -> None:
     assert re.search(f"/({page_found})", found[words][0])
+
+
+@pytest.mark.parametrize(("asked", "meant"), LEFT_OUT)
+def test_search_leaves_out_common_words(
+    found: dict[str, list[str]], asked: str, meant: str
+) -> None:
+    assert found[asked] == found[meant] != []
 
 
 @pytest.mark.parametrize("character", string.ascii_lowercase + string.digits)
