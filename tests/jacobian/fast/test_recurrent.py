@@ -59,6 +59,17 @@ def test_an_lstm(name: str, frozen: bool) -> None:
     torch.testing.assert_close(little, truth)
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_batch_of_one(name: str) -> None:
+    fn = LAYERS[name]
+    for seed in range(6):  # what lies behind the memory of an input may be right
+        x = torch.randn(1, 5, 3, generator=torch.Generator().manual_seed(seed))
+        found = gradlib.per_sample_jacobian(fn, x, check=False)
+        truth = gradlib.per_sample_jacobian(fn, x, mode="loop")
+        torch.testing.assert_close(found, truth)
+        assert gradlib.plan_jacobian(fn, x).mode == "stacked"
+
+
 def test_what_its_kernel_keeps_is_counted() -> None:
     graph = graph_of(LAYERS["all states"], torch.randn(2, 5, 3))
     (node,) = (it for it in graph.nodes if "RnnLayer" in it.name())

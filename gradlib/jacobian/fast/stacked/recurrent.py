@@ -62,6 +62,11 @@ def _forward(*given: object) -> list[Tensor]:
 
 
 def _repeated(saved: Tensor, vectors: int) -> Tensor:
-    """Return ``(..., batch, n)`` as ``(..., vectors * batch, n)``."""
+    """Return ``(..., batch, n)`` as ``(..., vectors * batch, n)``, in its own memory.
+
+    The kernel reads on as if that were contiguous, which a repeated batch of one is
+    not: ``flatten`` makes no copy of it.
+    """
     *outer, batch, size = saved.shape
-    return saved.unsqueeze(-3).expand(*outer, vectors, batch, size).flatten(-3, -2)
+    many = saved.unsqueeze(-3).expand(*outer, vectors, batch, size)
+    return many.flatten(-3, -2).contiguous()
