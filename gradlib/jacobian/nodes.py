@@ -26,7 +26,8 @@ class Nodes:
         once: A custom function whose backward is marked with ``once_differentiable``.
         wrong_without_graph: Whether a node's backward is right only with
             ``create_graph=True``.
-        wrong_at_once: A node that torch gets wrong for several vectors in one pass.
+        wrong_at_once: A node that torch gets wrong for several vectors in one pass, and
+            differentiates only once.
         wrong_at_once_twice: The same with ``create_graph=True``.
         wrong_twice: A node whose second derivative torch gets wrong.
         wrong_thrice: A node whose third derivative torch gets wrong.
@@ -51,7 +52,7 @@ class Nodes:
 # The gradient of a singular matrix is right only with create_graph=True, which computes
 # it in another way.
 _WRONG_WITHOUT_GRAPH = "LinalgDet"
-# vmap of its backward is wrong, also for this node alone.
+# vmap of its backward is wrong, also for this node alone; that has no derivative.
 _WRONG_AT_ONCE = "Cdist"
 # The first is fused, and has another formula with create_graph=True. The second takes
 # the logarithm of gradients, which may be zero.

@@ -187,6 +187,8 @@ def _counts(
         columns = halves = f"{known.python} may have no graph of its own"
     elif known.mixing:
         columns = halves = f"{known.mixing} mixes the samples"
+    elif known.wrong_at_once:  # a split may have it before its tensor, where rows are
+        columns = f"torch differentiates {known.wrong_at_once} only once"
     return {"reverse": rows, "forward": columns, "split": halves, "loop": rows}, cut
 
 

@@ -92,6 +92,13 @@ def test_the_plan_says_why_rows_go_one_by_one() -> None:
     assert "wrong for several rows of CdistBackward0 at once" in plan.why
 
 
+def test_the_plan_has_no_columns_where_torch_has_no_second_derivative() -> None:
+    x, centres = torch.randn(3, 2), torch.randn(20, 2)
+    plan = gradlib.plan_jacobian(lambda x: torch.cdist(x[:, None], centres), x)
+    assert plan.mode == "loop"
+    assert plan.counts["forward"] == "torch differentiates CdistBackward0 only once"
+
+
 class Triples(torch.autograd.Function):
     """Right for one vector, and wrong for several."""
 
