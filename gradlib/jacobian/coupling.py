@@ -12,12 +12,14 @@ from torch.nn.modules.batchnorm import (
 )
 from torch.nn.modules.module import register_module_forward_hook
 
-from gradlib.errors import CoupledSamplesError
+from gradlib.errors import CoupledSamplesError, NoSuchWayError
 from gradlib.jacobian.arguments import input_path
 from gradlib.jacobian.chance import Chance
+from gradlib.jacobian.compute import explained
 from gradlib.jacobian.differences import Caller, tensors_of
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, every_pair, first_coupled
+from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.repeatable import (
     ALIKE,
     REPEATS,
@@ -53,6 +55,7 @@ def require_own_samples(
 
     Raises:
         CoupledSamplesError: Samples are coupled.
+        NoSuchWayError: torch cannot go back to an input, maybe one not asked for.
     """
     half = caller.chance.half(graph.batch)
     own = {
@@ -61,7 +64,15 @@ def require_own_samples(
         if point is not None and not caller.arguments.shared[place]
     }
     everything = [*own.values(), *graph.points]
-    look = Look.at(caller.chance, graph.roots, everything, half)
+    try:
+        look = Look.at(caller.chance, graph.roots, everything, half)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise NoSuchWayError(
+            f"{explained(error)} The check goes back to every input; check=False goes "
+            "back to those that argnums names, and to no other."
+        ) from error
     number = look.coupled(half, len(own))
     if number is not None:
         place = list(own)[number]

@@ -313,6 +313,21 @@ def test_a_reentrant_checkpoint_is_refused() -> None:
         gradlib.plan_jacobian(fn, points(4, 3))
 
 
+@pytest.mark.parametrize("mode", ["auto", "loop"])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_checkpoint_of_an_input_that_is_not_asked_for_is_in_the_way_of_the_check(
+    mode: str,
+) -> None:
+    def fn(x: Tensor, z: Tensor) -> Tensor:
+        return cast(Tensor, checkpoint(torch.sin, x, use_reentrant=True)) * z
+
+    x, z = torch.randn(3, 2), torch.randn(3, 2)
+    with pytest.raises(NoSuchWayError, match=r"use_reentrant=False[^:]*check=False"):
+        gradlib.per_sample_jacobian(fn, x, z, argnums=1, mode=mode)
+    found = gradlib.per_sample_jacobian(fn, x, z, argnums=1, mode=mode, check=False)
+    torch.testing.assert_close(found, x.sin().diag_embed())
+
+
 def test_what_was_overwritten_cannot_be_gone_back_through() -> None:
     def fn(x: Tensor) -> Tensor:
         h = 2 * x
