@@ -96,15 +96,12 @@ def _short(number: Any) -> str:
 
 def numbers_in(structure: object) -> list[Any]:
     """Return the plain numbers of a nested structure, those of NumPy too, in order."""
-    leaves = Tree.of(structure).leaves
-    return [it for it in leaves if isinstance(it, _NUMBERS) and not _is_duration(it)]
+    return [it for it in Tree.of(structure).leaves if _is_number(it)]
 
 
-_NUMBERS = int, float, complex, np.number
-
-
-def _is_duration(value: Any) -> bool:
-    return isinstance(value, np.timedelta64)  # which is a number to NumPy
+def _is_number(value: object) -> bool:
+    is_duration = isinstance(value, np.timedelta64)  # which is a number to NumPy
+    return isinstance(value, int | float | complex | np.number) and not is_duration
 
 
 def measured_in(structure: object) -> list[Tensor | TensorStats]:

@@ -9,30 +9,25 @@ from gradlib.values import copied, keep, place_of, same_values
 
 
 class Kept:
-    """A tensor, and the value that it had."""
+    """A tensor, and the value and version that it had."""
 
     __slots__ = (
         "_address",
         "_place",
         "_shares_memory",
-        "_version",
         "is_copy",
         "requires_grad",
         "tensor",
         "value",
+        "version",
     )
 
     def __init__(self, tensor: Tensor) -> None:
         """Keep the value `tensor` has now."""
         self.tensor = tensor
-        self._version = version_of(tensor)
+        self.version = version_of(tensor)
         self.requires_grad = tensor.requires_grad
         self._keep()
-
-    @property
-    def version(self) -> int:
-        """The tensor's version when its value was kept."""
-        return self._version
 
     def was_written_to(self) -> bool:
         """Tell whether the tensor's version, address or copy shows a write.
@@ -41,9 +36,9 @@ class Kept:
         tells a write from a read.
         """
         tensor = self.tensor
-        if self._version == UNKNOWN:
+        if self.version == UNKNOWN:
             return False
-        if self._version != tensor._version:
+        if self.version != tensor._version:
             return True
         if self.is_copy:  # a write through ``.data`` leaves address and version alone
             return tensor.device.type == "cpu" and not same_values(tensor, self.value)
@@ -57,10 +52,10 @@ class Kept:
                 that device. Otherwise a tensor copied there counts as changed.
         """
         tensor = self.tensor
-        if self._version == UNKNOWN:
+        if self.version == UNKNOWN:
             return False
         if (
-            self._version != tensor._version
+            self.version != tensor._version
             or self.requires_grad != tensor.requires_grad
         ):
             return True

@@ -5,22 +5,18 @@ may have used other values than its forward.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from gradlib.errors import CannotReplayError
-from gradlib.recording.difference import (
-    Tolerance,
-    gaps_of_gradients,
-    gaps_of_shares,
-)
+from gradlib.recording.difference import Tolerance, gaps_of_gradients
 from gradlib.recording.in_words import numbered
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.trace import CallTrace, Key
-from gradlib.recording.written_between import perhaps_written, written_between
+from gradlib.recording.written_between import gives, perhaps_written, written_between
 from gradlib.tree import Tree
 from gradlib.wording import listed
 
@@ -67,47 +63,39 @@ def why_apart(
     Raises:
         CannotReplayError: A replay lacks some gradients that came to the call.
     """
-    if _differs_again(trace, number, replayed, tolerance):
+    shares = replayed.shares or {}
+    # This time the backward draws other random numbers.
+    if not gives(trace, number, shares, tolerance, {}):
         return NOT_TWICE
     if names := written_between(trace, number, traces, tolerance):
         return WRITTEN.format(listed(names))
     inside = _inside(trace, traces)
-    left_in = ", ".join(replayed.lost or replayed.left_in)
-    left = left_in and BY_ATTRIBUTE.format(left_in)
-    left_elsewhere = (
-        it.left_elsewhere for call in (trace, *inside) for it in call.flows
-    )
-    if replayed.lost or any(left_elsewhere):
-        raise CannotReplayError(NOT_KNOWN.format(left or BY_ELSEWHERE))
-    if left:
-        raise CannotReplayError(PERHAPS_NOT_KNOWN.format(left))
-    other_way = ""
-    if call := _last_apart(trace, number, inside, tolerance):
-        other_way = SAID.format(f"output of {numbered(call.name, call.index)}")
-    elif replayed.overwritten:
-        other_way = SAID.format(
-            f"{', '.join(replayed.overwritten)}, which it overwrites"
-        )
-    other_values = ""
+    _require_known(replayed, (trace, *inside))
+    reasons: list[str] = []
     if trace.recomputed_in is not None:
-        other_values = AGAIN
+        reasons.append(AGAIN)
     elif trace.world is not None and trace.world.saves_through_hooks:
-        other_values = HOOKED
-    if other_values or other_way:
-        return "; or ".join(filter(None, (other_values, other_way)))
-    names = perhaps_written(trace, number, replayed.shares or {}, traces, tolerance)
+        reasons.append(HOOKED)
+    if call := _last_apart(trace, number, inside, tolerance):
+        reasons.append(SAID.format(f"output of {numbered(call.name, call.index)}"))
+    elif replayed.overwritten:
+        overwritten = ", ".join(replayed.overwritten)
+        reasons.append(SAID.format(f"{overwritten}, which it overwrites"))
+    if reasons:
+        return "; or ".join(reasons)
+    names = perhaps_written(trace, number, shares, traces, tolerance)
     return PERHAPS_WRITTEN.format(listed(names)) if names else ""
 
 
-def _differs_again(
-    trace: CallTrace, number: int, replayed: Replayed, tolerance: Tolerance
-) -> bool:
-    """Tell whether the shares differ if the backward draws other random numbers."""
-    again = replay(trace, number).shares
-    if again is None or replayed.shares is None:
-        return True
-    gaps = gaps_of_shares(replayed.shares, again)
-    return not all(tolerance.allows(it) for _, it in gaps)
+def _require_known(replayed: Replayed, calls: Iterable[CallTrace]) -> None:
+    """Raise where gradients came, or may have come, by what a call has left."""
+    left_in = ", ".join(replayed.lost or replayed.left_in)
+    left = left_in and BY_ATTRIBUTE.format(left_in)
+    left_elsewhere = any(it.left_elsewhere for call in calls for it in call.flows)
+    if replayed.lost or left_elsewhere:
+        raise CannotReplayError(NOT_KNOWN.format(left or BY_ELSEWHERE))
+    if left:
+        raise CannotReplayError(PERHAPS_NOT_KNOWN.format(left))
 
 
 def _inside(trace: CallTrace, traces: Sequence[CallTrace]) -> list[CallTrace]:

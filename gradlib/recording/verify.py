@@ -126,30 +126,22 @@ def _check(
         CannotReplayError: No pass was replayed, or none gave the output a gradient, or
             of none is known all that it gave the call.
     """
-    passes = trace.passes()
-    if not passes:
-        raise CannotReplayError(note(trace))
-    left = dict(_not_whole(trace, passes))
-    replayable = [number for number in passes if number not in left]
-    if not replayable:
-        raise CannotReplayError(left[passes[0]])
-    for number, reason in left.items():
-        yield Skipped(trace.name, trace.index, reason, number)
-    through: list[int] = []
-    unknown: dict[int, str] = {}
+    passes, left_out = _passes_of(trace)
+    yield from left_out
+    through = [number for number in passes if trace.arrived(number)]
+    unknown: list[Skipped] = []
     is_other = False  # whether the replay returned something else
-    for number in replayable:
+    for number in passes:
         least = rtol_of(_dtypes_inside(trace, number))
         tolerance = dataclasses.replace(tolerance, least=least)
         # Another seed: after the same forward, a backward would draw the same numbers.
         replayed = replay(trace, number, turn=partial(seed_all, SEED))
-        if number == replayable[0]:
+        if number == passes[0]:
             wrong = [*_other_outputs(trace, number, replayed, tolerance)]
             yield from wrong
             is_other = bool(wrong)
             if replayed.shares is None and not is_other:
                 yield difference_at(trace, "output", math.inf, NO_SUCH_OUTPUT)
-        through += [number] if trace.arrived(number) else []
         if replayed.shares is None or number not in through:
             continue
         apart = _other_shares(trace, number, replayed.shares, tolerance)
@@ -159,24 +151,53 @@ def _check(
             if apart and not is_other:  # gradients of another output differ anyway
                 why = why_apart(trace, number, replayed, traces, tolerance)
         except CannotReplayError as error:
-            unknown[number], apart = error.args[0], []
-        prefix = of_pass(passes.index(number), len(passes))
+            unknown.append(_skipped(trace, number, error))
+            apart = []
         for key, it in apart:
-            field = prefix + share_name(trace, key)
+            field = _field(trace, number, key)
             yield difference_at(trace, field, it.error, it.reason or why)
         if numerical:
-            yield from _by_differences(trace, number, prefix, repeats, tolerance)
+            yield from _by_differences(trace, number, repeats, tolerance)
     if len(unknown) == len(through):
-        why = next(iter(unknown.values()), "")
-        raise CannotReplayError(why or ", ".join(closed(trace)) or BEGAN_INSIDE)
-    for number, reason in unknown.items():
-        yield Skipped(trace.name, trace.index, reason, number)
+        why = unknown[0].reason if unknown else ", ".join(closed(trace))
+        raise CannotReplayError(why or BEGAN_INSIDE)
+    yield from unknown
+
+
+def _passes_of(trace: CallTrace) -> tuple[list[int], list[Skipped]]:
+    """Return the passes to replay, and those that gave a call more than its VJP.
+
+    The latter, or those that gave a part of it, cannot be replayed.
+
+    Raises:
+        CannotReplayError: There is no pass to replay.
+    """
+    passes: list[int] = []
+    left_out: list[Skipped] = []
+    for number in trace.passes():
+        try:
+            require_whole(trace, number)
+            passes.append(number)
+        except CannotReplayError as error:
+            left_out.append(_skipped(trace, number, error))
+    if not passes:
+        raise CannotReplayError(left_out[0].reason if left_out else note(trace))
+    return passes, left_out
+
+
+def _skipped(trace: CallTrace, number: int, error: CannotReplayError) -> Skipped:
+    return Skipped(trace.name, trace.index, error.args[0], number)
+
+
+def _field(trace: CallTrace, number: int, key: Key) -> str:
+    """Return the expression for a share in a pass: ``passes[1].grad_input[0]``."""
+    passes = trace.passes()
+    return of_pass(passes.index(number), len(passes)) + share_name(trace, key)
 
 
 def _by_differences(
     trace: CallTrace,
     number: int,
-    prefix: str,
     replayed: Replayed | None,
     tolerance: Tolerance,
 ) -> Iterator[Difference | str]:
@@ -185,15 +206,25 @@ def _by_differences(
     Args:
         trace: The call.
         number: Our number of the backward pass.
-        prefix: What stands before the name of a field of that pass.
         replayed: The replay, if all came out as recorded, or ``None``.
         tolerance: What the dtypes allow.
     """
-    for key, error, why in _wrong(trace, number, replayed, tolerance):
-        if math.isnan(error):
-            yield key if isinstance(key, str) else input_name(trace, key)
+
+    def wrong(key: Key, error: float, why: str) -> Difference:
+        return difference_at(trace, _field(trace, number, key), error, why)
+
+    rtol = tolerance.rtol or 0.0
+    by_slope = wrong_shares(trace, number, rtol)
+    for key, error in by_slope.items():
+        if not math.isnan(error):
+            yield wrong(key, error, NO_SLOPE)
         else:
-            yield difference_at(trace, prefix + share_name(trace, key), error, why)
+            yield key if isinstance(key, str) else input_name(trace, key)
+    if replayed and all(map(math.isnan, by_slope.values())):
+        inside = _dtypes_inside(trace, number)
+        own_dtype = wrong_in_own_dtype(trace, number, replayed, inside, rtol)
+        for key, error in own_dtype.items():
+            yield wrong(key, error, OWN_DTYPE)
 
 
 def _dtypes_inside(trace: CallTrace, number: int) -> set[torch.dtype]:
@@ -211,28 +242,6 @@ def _other_shares(
     return [(key, it) for key, it in found if not tolerance.allows(it)]
 
 
-def _wrong(
-    trace: CallTrace, number: int, replayed: Replayed | None, tolerance: Tolerance
-) -> Iterator[tuple[Key, float, str]]:
-    """Yield the gradients that are no VJP of the call, each with its error and why.
-
-    Args:
-        trace: The call.
-        number: Our number of the backward pass.
-        replayed: The replay, if all came out as recorded, or ``None``.
-        tolerance: What the dtypes allow.
-    """
-    rtol = tolerance.rtol or 0.0
-    by_slope = wrong_shares(trace, number, rtol)
-    for key, error in by_slope.items():
-        yield key, error, NO_SLOPE
-    if replayed and all(map(math.isnan, by_slope.values())):
-        inside = _dtypes_inside(trace, number)
-        in_own_dtype = wrong_in_own_dtype(trace, number, replayed, inside, rtol)
-        for key, error in in_own_dtype.items():
-            yield key, error, OWN_DTYPE
-
-
 def _other_outputs(
     trace: CallTrace, number: int, replayed: Replayed, tolerance: Tolerance
 ) -> Iterator[Difference]:
@@ -244,20 +253,6 @@ def _other_outputs(
     why = _why_another(trace, number) if apart else ""
     for path, it in apart:
         yield difference_at(trace, "output" + path, it.error, it.reason or why)
-
-
-def _not_whole(trace: CallTrace, passes: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Yield the passes that gave a call more than its VJP, or a part, each with why.
-
-    Args:
-        trace: The call.
-        passes: Our numbers of the passes that reached it.
-    """
-    for number in passes:
-        try:
-            require_whole(trace, number)
-        except CannotReplayError as error:
-            yield number, error.args[0]
 
 
 def _why_another(trace: CallTrace, number: int) -> str:

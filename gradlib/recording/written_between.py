@@ -47,12 +47,7 @@ def written_between(
         Their names in the called module; empty where later values explain nothing.
     """
     recorded = trace.gradients("shares", number)
-
-    def explain(values: Later) -> bool:
-        again = replay(trace, number, turn=partial(_put, values)).shares
-        gaps = gaps_of_shares(recorded, {} if again is None else again)
-        return again is not None and all(tolerance.allows(it) for _, it in gaps)
-
+    explain = partial(gives, trace, number, recorded, tolerance)
     found = _later(trace, number, traces)
     if not (found and explain(found)):
         return []
@@ -83,17 +78,26 @@ def perhaps_written(
         traces: The calls of the recording.
         tolerance: How far two gradients may be apart.
     """
-
-    def matters(values: Later) -> bool:
-        again = replay(trace, number, turn=partial(_put, values)).shares
-        gaps = gaps_of_shares(replayed, {} if again is None else again)
-        return not all(tolerance.allows(it) for _, it in gaps)
-
     later = _later(trace, number, traces).items()
     found: Later = {key: it for key, it in later if it[2]}
     if len(found) > FEW:
         return []
-    return [it[0] for key, it in found.items() if matters({key: it})]
+    as_before = partial(gives, trace, number, replayed, tolerance)
+    return [it[0] for key, it in found.items() if not as_before({key: it})]
+
+
+def gives(
+    trace: CallTrace,
+    number: int,
+    shares: Mapping[Key, Any],
+    tolerance: Tolerance,
+    values: Later,
+) -> bool:
+    """Tell whether a pass, run again with some later values, gives these shares."""
+    again = replay(trace, number, turn=partial(_put, values)).shares
+    if again is None:
+        return False
+    return all(tolerance.allows(it) for _, it in gaps_of_shares(shares, again))
 
 
 def _later(trace: CallTrace, number: int, traces: Sequence[CallTrace]) -> Later:
