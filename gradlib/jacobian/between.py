@@ -39,11 +39,6 @@ def between(starts: Sequence[Node], ends: Set[Edge]) -> Way:
     return Way(dict(reversed(way.items())), positions)
 
 
-def in_order(starts: Sequence[Node]) -> list[Node]:
-    """Return all nodes reached from `starts`, each before those that it leads to."""
-    return [node for node, _ in _from_below(starts)][::-1]
-
-
 def _from_below(starts: Sequence[Node]) -> Iterator[tuple[Node, Edges]]:
     """Yield all nodes reached from `starts`, each after those that it leads to.
 

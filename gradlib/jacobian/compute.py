@@ -1,7 +1,7 @@
 """Carries out a plan, and falls back to another where torch cannot."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, require_rows
 from gradlib.jacobian.memory import is_out_of_memory
-from gradlib.jacobian.pieces import Block, Piece, collected, joined, written
+from gradlib.jacobian.pieces import Block, Piece, joined, written
 from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.planning import fewer, takes
 from gradlib.progress import reported
@@ -26,7 +26,6 @@ def compute(
     *,
     may_change: bool,
     may_shorten: bool = False,
-    prove: bool = True,
     check: bool = False,
     out: dict[Block, Tensor] | None = None,
     create_graph: bool = False,
@@ -40,7 +39,6 @@ def compute(
         may_change: Whether to take rows where columns fail.
         may_shorten: Whether to take a shorter way, which is no mode, where there is
             one.
-        prove: Whether to compare columns with a backward pass.
         check: Whether to compare rows too that were computed several at once: torch's
             own tests look at single ones.
         out: Where to write the blocks, ``(batch, *out, *in)`` each.
@@ -59,7 +57,8 @@ def compute(
 
     def carry(attempt: Plan) -> dict[Block, Tensor]:
         blocks = _carried_out(graph, attempt, out, create_graph, progress)
-        proves = prove and attempt.mode in BY_COLUMNS
+        # Columns that were asked for are compared by the check, if there is one.
+        proves = attempt.mode in BY_COLUMNS and (may_change or not check)
         if proves or (check and attempt.chunk > 1):
             require_rows(graph, blocks, Look.at_all(graph), mode=attempt.mode)
         return blocks
@@ -88,7 +87,7 @@ def _shortened(
     They are compared with a backward pass where that may differ: by hooks, which a
     graph does not show, by zero times infinity, or by kernels of a GPU.
     """
-    if plan.needs_graph:
+    if plan.needs_graph or plan.settled:
         return None
     if out is not None and not all(it.is_contiguous() for it in out.values()):
         return None
@@ -154,23 +153,7 @@ def _carried_out(
     pieces = plan.pieces(graph, create_graph=create_graph)
     if progress:
         pieces = reported(pieces, _share_done(graph))
-    return _written(graph, pieces, out, create_graph)
-
-
-def _written(
-    graph: Graph,
-    pieces: Iterable[Piece],
-    out: dict[Block, Tensor] | None,
-    create_graph: bool,
-) -> dict[Block, Tensor]:
-    if create_graph:
-        return joined(graph, pieces)
-    if out is None or all(it.is_contiguous() for it in out.values()):
-        return written(graph, pieces, out)
-    blocks = collected(graph, pieces)
-    for block, tensor in out.items():
-        tensor.copy_(blocks[block])
-    return out
+    return joined(graph, pieces) if create_graph else written(graph, pieces, out)
 
 
 def _share_done(graph: Graph) -> Callable[[Piece], str]:

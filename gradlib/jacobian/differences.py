@@ -143,7 +143,7 @@ class Caller:
             raise self._other_outputs(called)
         return called
 
-    def as_first(self, times: int = 1) -> Called:
+    def as_first(self, times: int) -> Called:
         """Call the function as it was called first: at the point, in the same dtypes.
 
         Args:

@@ -17,7 +17,11 @@ from gradlib.jacobian.differences import (
 )
 from gradlib.jacobian.directions import Moves
 from gradlib.jacobian.lifted import Cast
-from gradlib.jacobian.repeatable import REPEATS, close_for, not_repeatable
+from gradlib.jacobian.repeatable import (
+    close_for,
+    not_repeatable,
+    record_from_now_on,
+)
 
 CLOSER = 0.1
 """A slope in doubt is computed once more, with a step shorter by this factor.
@@ -82,7 +86,7 @@ class Slopes:
                 return True
         return False
 
-    def repeated(self, times: int = 1) -> "Slopes":
+    def repeated(self, times: int) -> "Slopes":
         """Compute the slopes again, with calls that autograd records.
 
         Args:
@@ -102,12 +106,7 @@ class Slopes:
                 break
         else:
             return self
-        is_other = self.caller.needs_graph
-        if is_other or not all(
-            self._is_like(self._again(graph=False)) for _ in range(REPEATS)
-        ):
-            raise not_repeatable()
-        self.caller.needs_graph = True
+        record_from_now_on(self.caller, lambda: self._is_like(self._again(graph=False)))
         return recorded
 
     def _again(self, *, graph: bool) -> "Slopes":

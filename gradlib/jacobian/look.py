@@ -17,6 +17,7 @@ from gradlib.jacobian.forward import BY_COLUMNS, Linearized
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.nodes import narrowest_dtype
+from gradlib.jacobian.passes import vjp
 from gradlib.jacobian.pieces import Block
 
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -101,14 +102,14 @@ class Look:
     ) -> "Look":
         """Return the VJP of vectors that are random in `half`, and zero elsewhere."""
         vectors = [_only(chance.vector(root), half) for root in roots]
-        return cls(vectors, _dense(roots, points, vectors))
+        return cls(vectors, vjp(roots, points, vectors))
 
     @classmethod
     def at_all(cls, graph: Graph) -> "Look":
         """Return the VJP of vectors that are random at every sample."""
         chance = Chance()
         vectors = [chance.vector(root) for root in graph.roots]
-        return cls(vectors, _dense(graph.roots, graph.points, vectors))
+        return cls(vectors, vjp(graph.roots, graph.points, vectors))
 
     @classmethod
     def at_entries(cls, graph: Graph, root: int, entries: Tensor) -> "Look":
@@ -123,7 +124,7 @@ class Look:
         drawn = Chance().vector(graph.roots[root])
         drawn[~entries.view(drawn.shape).to(drawn.device)] = 0
         vectors[root] = drawn
-        return cls(vectors, _dense(graph.roots, graph.points, vectors))
+        return cls(vectors, vjp(graph.roots, graph.points, vectors))
 
     def coupled(self, half: Tensor, count: int) -> int | None:
         """Return the first of `count` inputs that has a gradient outside of `half`."""
@@ -433,20 +434,11 @@ def _seen(
 
     hooks = [cast(Any, node).register_prehook(seen) for node in graph.way]
     try:
-        grads = _dense(graph.roots, graph.points, vectors)
+        grads = vjp(graph.roots, graph.points, vectors)
     finally:
         for hook in hooks:
             hook.remove()
     return grads, torch.stack([it.to(squares[0]) for it in squares]).max()
-
-
-def _dense(
-    roots: Sequence[Tensor], points: Sequence[Differentiable], vectors: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """Return a VJP with dense gradients, and keep the graph."""
-    grad: Any = torch.autograd.grad  # its stubs know no edge among tensors
-    grads = grad(roots, points, vectors, retain_graph=True, allow_unused=True)
-    return [it if it is None else it.to_dense() for it in grads]
 
 
 def _square(values: Tensor) -> Tensor:

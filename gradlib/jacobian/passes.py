@@ -37,12 +37,12 @@ def pull(
         For each input ``(count, *x.shape)``, or ``None`` where no way leads to it.
     """
     if len(vectors) == 1:
-        vjps = _vjp(output, inputs, vectors[0], create_graph)
+        vjps = vjp([output], inputs, [vectors[0]], create_graph=create_graph)
         return [None if grad is None else grad.unsqueeze(0) for grad in vjps]
     reached: list[bool] = []
 
     def one(v: Tensor) -> list[Tensor]:
-        vjps = _vjp(output, inputs, v, create_graph)
+        vjps = vjp([output], inputs, [v], create_graph=create_graph)
         reached[:] = [it is not None for it in vjps]
         return [it for it in vjps if it is not None]
 
@@ -103,17 +103,19 @@ def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(size, total - start)
 
 
-def _vjp(
-    output: Differentiable,
+def vjp(
+    outputs: Sequence[Differentiable],
     inputs: Sequence[Differentiable],
-    v: Tensor,
-    create_graph: bool,
-) -> list[Any]:
+    vectors: Sequence[Tensor],
+    *,
+    create_graph: bool = False,
+) -> list[Tensor | None]:
+    """Return the VJP of a vector for each output, dense, and keep the graph."""
     grad: Any = torch.autograd.grad  # its stubs know no edge among tensors
-    vjps = grad(
-        [output],
+    grads: Sequence[Tensor | None] = grad(
+        outputs,
         list(inputs),
-        [v],
+        vectors,
         retain_graph=True,
         create_graph=create_graph,
         allow_unused=True,
@@ -121,5 +123,5 @@ def _vjp(
     return [
         # An embedding may give a sparse one.
         it.to_dense() if it is not None and it.layout != torch.strided else it
-        for it in vjps
+        for it in grads
     ]

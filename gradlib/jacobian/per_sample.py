@@ -218,8 +218,7 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
         blocks = carried_out(
             plan,
             may_change=mode == "auto",
-            may_shorten=mode == call.chunk_size == "auto" and not plan.settled,
-            prove=mode == "auto" or not check,  # else the check does
+            may_shorten=mode == call.chunk_size == "auto",
             check=check,
         )
 

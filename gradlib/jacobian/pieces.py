@@ -53,23 +53,22 @@ def written(
     Args:
         graph: The graph of the forward pass.
         pieces: The pieces, in any order.
-        out: A contiguous tensor ``(batch, *out, *in)`` for each block, or ``None``.
+        out: A tensor ``(batch, *out, *in)`` for each block, or ``None``.
     """
     if out is None:
-        return collected(graph, pieces)
+        return _collected(graph, pieces)
+    if not all(it.is_contiguous() for it in out.values()):
+        for block, tensor in _collected(graph, pieces).items():
+            out[block].copy_(tensor)
+        return out
     views = {block: _flat(graph, block, tensor) for block, tensor in out.items()}
     for piece in pieces:
         _write(piece, views[piece.block])
     return out
 
 
-def collected(graph: Graph, pieces: Iterable[Piece]) -> dict[Block, Tensor]:
-    """Return the blocks; a piece that is a whole block is used without a copy.
-
-    Args:
-        graph: The graph of the forward pass.
-        pieces: The pieces, in any order.
-    """
+def _collected(graph: Graph, pieces: Iterable[Piece]) -> dict[Block, Tensor]:
+    """Return the blocks; a piece that is a whole block is used without a copy."""
     blocks: dict[Block, Tensor] = {}
     views: dict[Block, Tensor] = {}
     taken: set[int] = set()  # memory in use: for x + y both have one gradient

@@ -1,7 +1,8 @@
 """Whether two calls with the same numbers give the same outputs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -75,11 +76,26 @@ def is_repeated(
 
     if is_same(graph=True):
         return True
-    is_other = graph or caller.needs_graph
-    if is_other or not all(is_same(graph=False) for _ in range(REPEATS)):
+    if graph:
+        raise not_repeatable()
+    record_from_now_on(caller, partial(is_same, graph=False))
+    return False
+
+
+def record_from_now_on(caller: Caller, is_same: Callable[[], bool]) -> None:
+    """Have all further calls recorded by autograd, as recording changes the outputs.
+
+    Args:
+        caller: Calls the function.
+        is_same: Calls it again, and tells whether the outputs are the same if autograd
+            records neither call.
+
+    Raises:
+        NotRepeatableError: They are not, or calls were recorded already.
+    """
+    if caller.needs_graph or not all(is_same() for _ in range(REPEATS)):
         raise not_repeatable()
     caller.needs_graph = True
-    return False
 
 
 def require_as_first(caller: Caller, graph: Graph) -> None:

@@ -55,7 +55,7 @@ class Difference:
 
 
 def difference_at(
-    trace: CallTrace, field: str, error: float, reason: str = ""
+    trace: CallTrace, field: str, error: float, reason: str
 ) -> Difference:
     """Return the difference in a field of a call."""
     # Where a call has several passes, their fields begin with passes[i] instead.

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
+from gradlib.edges import nodes_behind
 from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
-from gradlib.jacobian.between import in_order
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.fast.in_graph import find_in_graph
 from gradlib.jacobian.fast.operation import Operation
@@ -147,7 +147,9 @@ def test_an_operation(name: str, chunk: int) -> None:
 def test_every_rule_is_among_them() -> None:
     seen: set[str] = set()
     for fn in (*ALONE.values(), *MORE.values()):
-        seen |= {node.name() for node in in_order(graph_of(fn, double(4, 4, 4)).starts)}
+        seen |= {
+            node.name() for node in nodes_behind(graph_of(fn, double(4, 4, 4)).roots)
+        }
     of_floats = {"MkldnnRnnLayerBackward0"}  # see test_recurrent.py
     assert set(RULES) - seen == UNSEEN | of_floats
 
