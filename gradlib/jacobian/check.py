@@ -17,10 +17,7 @@ from torch import Tensor, nn
 
 from gradlib.errors import GradlibError, NoSuchWayError
 from gradlib.jacobian.arguments import Arguments
-from gradlib.jacobian.coupling import (
-    require_no_pair,
-    require_own_samples,
-)
+from gradlib.jacobian.coupling import require_no_pair, require_own_samples
 from gradlib.jacobian.differences import (
     HIDING,
     IN_DOUBLE,
@@ -63,12 +60,16 @@ class Seen:
 
     Attributes:
         caller: Calls the function again.
+        graph: The graph of its forward pass.
+        points: For each leaf of the inputs, the tensor that stands for it in the graph.
         mode: How its Jacobian is computed.
         look: One VJP, where the Jacobian comes by columns; else ``None``.
         slopes: Its slopes along a direction; ``None`` where they cannot be computed.
     """
 
     caller: Caller
+    graph: Graph
+    points: Sequence[Tensor | None]
     mode: str
     look: Look | None
     slopes: Slopes | None
@@ -131,23 +132,15 @@ def see(
         look = require_own_samples(caller, graph, points)
         kept = look if mode in BY_COLUMNS else None
         del look
-        return Seen(
-            caller, mode, kept, _in_float64_or_less(caller, graph, first_slopes)
-        )
+        slopes = _in_float64_or_less(caller, graph, first_slopes)
+        return Seen(caller, graph, points, mode, kept, slopes)
 
 
-def require_truth(
-    seen: Seen,
-    graph: Graph,
-    points: Sequence[Tensor | None],
-    blocks: Mapping[Block, Tensor],
-) -> None:
+def require_truth(seen: Seen, blocks: Mapping[Block, Tensor]) -> None:
     """Raise where a Jacobian does not say how the output changes.
 
     Args:
         seen: What was measured of the function.
-        graph: The graph of its forward pass.
-        points: For each leaf of the inputs, the tensor that stands for it in the graph.
         blocks: The Jacobian, ``(batch, *out, *in)`` for each block.
 
     Raises:
@@ -157,34 +150,31 @@ def require_truth(
         NotRepeatableError: Two calls with the same numbers differ.
         NoSuchWayError: The Jacobian is not what a backward pass gives.
     """
-    slopes = seen.slopes
+    graph, slopes = seen.graph, seen.slopes
 
     def ask(caller: Caller) -> None:
         assert slopes is not None, "it was there"
         # A loop, as a function inside that calls itself would keep the graph alive.
         doubted = slopes if caller is slopes.caller else first_slopes(caller)
         while doubted is not None:
-            doubted = _still_doubted(seen, doubted, graph, points, blocks)
+            doubted = _still_doubted(seen, doubted, blocks)
 
     if seen.look is not None:
-        _require_rows(seen, seen.look, graph, points, blocks)
+        _require_rows(seen, seen.look, blocks)
     if slopes is not None and _unclear_entries(slopes, graph, blocks):
         with slopes.caller.random.kept():
             _in_float64_or_less(slopes.caller, graph, ask)
 
 
 def _still_doubted(
-    seen: Seen,
-    measured: Slopes,
-    graph: Graph,
-    points: Sequence[Tensor | None],
-    blocks: Mapping[Block, Tensor],
+    seen: Seen, measured: Slopes, blocks: Mapping[Block, Tensor]
 ) -> Slopes | None:
     """Raise where slopes show that the Jacobian is wrong.
 
     Returns:
         Other slopes to look at in their place; ``None`` where the Jacobian is right.
     """
+    graph = seen.graph
     unclear = _unclear_entries(measured, graph, blocks)
     if not unclear:
         return None
@@ -206,22 +196,18 @@ def _still_doubted(
         if seen.mode != "loop":  # a loop has asked autograd for each row
             entries = entries.expand(-1, graph.rows(root))
             look = Look.at_entries(graph, root, entries)
-            _require_rows(seen, look, graph, points, blocks)
+            _require_rows(seen, look, blocks)
     return None
 
 
-def require_loss(seen: Seen, graph: Graph) -> None:
+def require_loss(seen: Seen) -> None:
     """Raise where gradients of a loss of the Jacobian would be wrong.
-
-    Args:
-        seen: What was measured of the function.
-        graph: The graph of its forward pass.
 
     Raises:
         NoSuchWayError: A custom backward leaves a wrong graph.
     """
     with seen.caller.random.kept():
-        require_derivatives(seen.caller, graph)
+        require_derivatives(seen.caller, seen.graph)
 
 
 def bytes_of_check(arguments: Arguments, graph: Graph) -> int:
@@ -263,22 +249,16 @@ def _done(error: Exception) -> str:
     return f"raised {type(error).__name__}: {error}"
 
 
-def _require_rows(
-    seen: Seen,
-    look: Look,
-    graph: Graph,
-    points: Sequence[Tensor | None],
-    blocks: Mapping[Block, Tensor],
-) -> None:
+def _require_rows(seen: Seen, look: Look, blocks: Mapping[Block, Tensor]) -> None:
     """Raise where the Jacobian disagrees with a VJP; name coupled samples as cause."""
     try:
-        require_rows(graph, blocks, look, mode=seen.mode)
+        require_rows(seen.graph, blocks, look, mode=seen.mode)
     except NoSuchWayError:
         caller = seen.caller
-        pairs = zip(points, caller.arguments.shared, strict=True)
+        pairs = zip(seen.points, caller.arguments.shared, strict=True)
         own = [it for it, shared in pairs if it is not None and not shared]
         with caller.random.kept():
-            require_no_pair(caller, graph.roots, own)
+            require_no_pair(caller, seen.graph.roots, own)
         raise
 
 

@@ -35,12 +35,23 @@ def nested(graph: Graph, inner: Tree, blocks: Mapping[Block, Any]) -> Any:
     )
 
 
-def blocks_of(out: Any, graph: Graph, inner: Tree) -> dict[Block, Tensor]:
-    """Return the tensors of `out` by block.
+def blocks_of(
+    out: Any, graph: Graph, inner: Tree, used: Iterable[tuple[str, Tensor]]
+) -> dict[Block, Tensor] | None:
+    """Return the tensors of `out` by block; ``None`` where it is not given.
+
+    Args:
+        out: What the caller passes as memory for the result.
+        graph: The graph of the forward pass.
+        inner: The structure of the inputs asked for, with positions as leaves.
+        used: The names and tensors that the result is computed from.
 
     Raises:
-        JacobianArgumentError: `out` does not fit the result.
+        JacobianArgumentError: `out` does not fit the result, or shares memory with a
+            tensor that it is computed from.
     """
+    if out is None:
+        return None
     blocks = list(graph.blocks())
     numbers = {block: number for number, block in enumerate(blocks)}
     wanted, given = Tree.of(nested(graph, inner, numbers)), Tree.of(out)
@@ -57,6 +68,7 @@ def blocks_of(out: Any, graph: Graph, inner: Tree) -> dict[Block, Tensor]:
             _require_fit(name, given.leaves[position], graph, blocks[number])
             tensors[blocks[number]] = given.leaves[position]
     _require_apart(tensors.values())
+    _require_own_memory(tensors.values(), used)
     return tensors
 
 
@@ -73,20 +85,12 @@ def require_no_graph(out: object, *, create_graph: bool) -> None:
         )
 
 
-def require_own_memory(
-    out: Mapping[Block, Tensor], used: Iterable[tuple[str, Tensor]]
+def _require_own_memory(
+    out: Iterable[Tensor], used: Iterable[tuple[str, Tensor]]
 ) -> None:
-    """Raise where writing the result would overwrite a tensor that it is computed from.
-
-    Args:
-        out: The tensors to write to.
-        used: The names and tensors that the result is computed from.
-
-    Raises:
-        JacobianArgumentError: They share memory.
-    """
+    """Raise where writing the result would overwrite what it is computed from."""
     owners = {_memory(it): name for name, it in used if is_dense(it) and it.numel()}
-    for tensor in out.values():
+    for tensor in out:
         if tensor.numel() and _memory(tensor) in owners:
             raise JacobianArgumentError(
                 f"out shares memory with {owners[_memory(tensor)]}, which the result "

@@ -35,12 +35,7 @@ from gradlib.jacobian.generators import RandomState, generators_kept
 from gradlib.jacobian.graph import Graph, of_tensors, run
 from gradlib.jacobian.known_modules import modules_known_to
 from gradlib.jacobian.memory import is_out_of_memory, room_on
-from gradlib.jacobian.out import (
-    blocks_of,
-    nested,
-    require_no_graph,
-    require_own_memory,
-)
+from gradlib.jacobian.out import blocks_of, nested, require_no_graph
 from gradlib.jacobian.own_backward import require_graphs
 from gradlib.jacobian.own_state import state_kept
 from gradlib.jacobian.pieces import Block
@@ -205,7 +200,7 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
     random = RandomState.now() if check else None
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
     plan = _plan(arguments, graph, call, check=check)
-    given = None if out is None else _blocks_of(out, graph, arguments)
+    given = blocks_of(out, graph, arguments.inner, arguments.used())
     with without_hooks(graph.points), grads_kept(graph.others):
         if create_graph and check:
             require_graphs(graph)
@@ -233,14 +228,14 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
             seen = look()
         try:
             if seen is not None:
-                require_truth(seen, graph, points, blocks)
+                require_truth(seen, blocks)
         except NoSuchWayError:
             if mode != "auto" or seen is None:
                 raise
             blocks = row_by_row()
-            require_truth(replace(seen, mode="loop"), graph, points, blocks)
+            require_truth(replace(seen, mode="loop"), blocks)
         if create_graph and seen is not None:
-            require_loss(seen, graph)
+            require_loss(seen)
     return nested(graph, arguments.inner, blocks) if out is None else out
 
 
@@ -318,10 +313,8 @@ def per_sample_jacobian_from_graph(
         has_room=out is not None,
         create_graph=create_graph,
     )
-    given = None
-    if out is not None:
-        given = blocks_of(out, graph, inner)
-        require_own_memory(given, zip(graph.names, graph.points, strict=True))
+    used = zip(graph.names, graph.points, strict=True)
+    given = blocks_of(out, graph, inner, used)
     between = grads_between_kept(graph.roots, graph.points) if check else nullcontext()
     with without_hooks(graph.points), grads_kept(graph.others), between:
         if create_graph and check:
@@ -439,18 +432,15 @@ def _plan_of_graph(
         check: Whether the check's memory counts.
         must_fit: Whether to raise where no mode fits.
     """
-    max_bytes = call.max_bytes
-    if call.out is not None:
-        _blocks_of(call.out, graph, arguments)
+    blocks_of(call.out, graph, arguments.inner, arguments.used())  # which may raise
     try:
         plan = _plan(arguments, graph, call, check=check)
     except OutOfBytesError:
         if must_fit:
             raise
-        plan = _plan(
-            arguments, graph, call._replace(max_bytes=sys.maxsize), check=check
-        )
-        plan = replace(plan, max_bytes=max_bytes)
+        unlimited = call._replace(max_bytes=sys.maxsize)
+        plan = _plan(arguments, graph, unlimited, check=check)
+        plan = replace(plan, max_bytes=call.max_bytes)
     try:
         with grads_kept(graph.others):
             plan = replace(plan, work=work.count(graph, plan.counts))
@@ -482,13 +472,6 @@ def _require_not_captured(mode: str, *, check: bool) -> None:
             'most ways do. Pass check=False, mode="reverse" and max_bytes=, and check '
             "the function once before."
         )
-
-
-def _blocks_of(out: Any, graph: Graph, arguments: Arguments) -> dict[Block, Tensor]:
-    """Return the tensors of `out` by block; raise if they share memory with inputs."""
-    given = blocks_of(out, graph, arguments.inner)
-    require_own_memory(given, arguments.used())
-    return given
 
 
 def _plan(arguments: Arguments, graph: Graph, call: Call, *, check: bool) -> Plan:

@@ -2,9 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,11 +41,11 @@ def compare(
 ) -> Comparison:
     """Compare two recordings; see `Recording.compare`."""
     by_key = dict(keyed(others, {}))
-    pairs: dict[int, CallTrace] = {}
+    pairs: dict[CallTrace, CallTrace] = {}
     unmatched: list[Unmatched] = []
     for key, trace in dict(keyed(traces, names)).items():
         if key in by_key:
-            pairs[id(trace)] = by_key.pop(key)
+            pairs[trace] = by_key.pop(key)
         else:
             unmatched.append(Unmatched(trace.name, trace.index, "this"))
     unmatched += [Unmatched(it.name, it.index, "other") for it in by_key.values()]
@@ -54,7 +53,9 @@ def compare(
     # What was coarse once stays so: a later float32 may hold what bfloat16 computed.
     tolerance = dataclasses.replace(tolerance, least=_rtol((*traces, *others)))
     found = [*both.gaps()]
-    errors = tuple(_difference(*it, pairs) for it in found)
+    errors = tuple(
+        _difference(trace, pairs[trace], place, it) for trace, place, it in found
+    )
     # Where only gradients were kept, the rtol of their dtypes.
     rtol = tolerance.least or max((it.rtol for *_, it in found), default=0.0)
     first = _first((it for *_, it in found), tolerance)
@@ -87,10 +88,9 @@ def _rtol(traces: Iterable[CallTrace]) -> float:
     return rtol_of(dtypes)
 
 
-def _difference(
-    trace: CallTrace, place: str, it: Gap, pairs: Mapping[int, CallTrace]
-) -> Difference:
-    reasons = _other_type(trace, pairs[id(trace)]), it.reason
+def _difference(trace: CallTrace, other: CallTrace, place: str, it: Gap) -> Difference:
+    one, another = trace.module_type, other.module_type
+    reasons = f"classes {one} and {another}" * (one != another), it.reason
     return difference_at(trace, place, it.error, ", ".join(filter(None, reasons)))
 
 
@@ -102,12 +102,6 @@ def _first(found: Iterable[Gap], tolerance: Tolerance) -> int | None:
             return i
         drift = max(drift, it.error)
     return None
-
-
-def _other_type(trace: CallTrace, other: CallTrace) -> str:
-    """Name the classes of two modules that are compared, if they differ."""
-    one, another = trace.module_type, other.module_type
-    return f"classes {one} and {another}" if one != another else ""
 
 
 def _have_no_values(traces: Sequence[CallTrace]) -> bool:
@@ -143,14 +137,13 @@ class _Both:
         self,
         traces: Sequence[CallTrace],
         others: Sequence[CallTrace],
-        pairs: dict[int, CallTrace],
+        pairs: Mapping[CallTrace, CallTrace],
     ) -> None:
         self._traces = traces
         self._pairs = pairs
-        # What `_passes_of` has returned, by call.
-        self._passes: dict[
-            CallTrace, tuple[dict[int, tuple[int, Pass]], tuple[Pass, ...] | None]
-        ] = {}
+        self._passes = {
+            trace: Call(trace).passes for trace in (*traces, *pairs.values())
+        }
         kept = [it[0].block.fields for it in (traces, others) if it]
         self._fields = frozenset(FIELDS).intersection(*kept)
         skipped = [
@@ -179,7 +172,7 @@ class _Both:
         """Say which calls have values that were not opened."""
         names: dict[str, list[str]] = {}
         for trace in self._traces:
-            other = self._pairs.get(id(trace))
+            other = self._pairs.get(trace)
             both = [*closed(trace), *closed(other)] if other else []
             for said in dict.fromkeys(both):
                 names.setdefault(said, []).append(numbered(trace.name, trace.index))
@@ -207,17 +200,21 @@ class _Both:
             yield from map(self._missing, reversed(missed))
 
     def _is_missed(self, trace: CallTrace) -> bool:
-        own, others = self._passes_of(trace)
-        return bool(others and not own)
+        return bool(self._passes_of_other(trace) and not self._passes[trace])
 
     def _missing(self, trace: CallTrace) -> tuple[CallTrace, str, Gap]:
-        own, others = self._passes_of(trace)
-        return trace, "grad_output", _other_count(own, others or ())
+        count, other = len(self._passes[trace]), len(self._passes_of_other(trace))
+        reason = f"{count} and {other} backward passes"
+        return trace, "grad_output", Gap(1.0, 0.0, 0.0, reason)
+
+    def _passes_of_other(self, trace: CallTrace) -> tuple[Pass, ...]:
+        other = self._pairs.get(trace)
+        return () if other is None else self._passes[other]
 
     def _forward(
         self, trace: CallTrace, fields: Iterable[str]
     ) -> Iterator[tuple[CallTrace, str, Gap]]:
-        other = self._pairs.get(id(trace))
+        other = self._pairs.get(trace)
         if other is None:
             return
         one, another = Call(trace), Call(other)
@@ -228,15 +225,15 @@ class _Both:
     def _of_pass(
         self, trace: CallTrace, number: int, begins: bool
     ) -> Iterator[tuple[CallTrace, str, Gap]]:
-        own, others = self._passes_of(trace)
-        if others is None or number not in own:
+        if trace not in self._pairs:
             return
+        own, others = self._passes[trace], self._passes_of_other(trace)
         if len(others) != len(own):
-            yield trace, "grad_output", _other_count(own, others)
+            yield self._missing(trace)
             return
-        place, one = own[number]
+        place = [it.backward for it in own].index(number)
+        one, another = own[place], others[place]
         prefix = of_pass(place, len(own))
-        another: Any = others[place]
         for field in self._kept(LEAVES if begins else ARRIVES):
             found = gaps_of_recorded(getattr(one, field), getattr(another, field))
             if field == "param_grads":
@@ -244,26 +241,5 @@ class _Both:
             for path, it in found:
                 yield trace, prefix + field + path, it
 
-    def _passes_of(
-        self, trace: CallTrace
-    ) -> tuple[dict[int, tuple[int, Pass]], tuple[Pass, ...] | None]:
-        """Return the passes of a call, and those of its counterpart if it has one.
-
-        Its own come by number, each with its place among them.
-        """
-        known = self._passes.get(trace)
-        if known is None:
-            other = self._pairs.get(id(trace))
-            own = enumerate(Call(trace).passes)
-            known = self._passes[trace] = (
-                {it.backward: (place, it) for place, it in own},
-                None if other is None else Call(other).passes,
-            )
-        return known
-
     def _kept(self, fields: Iterable[str]) -> list[str]:
         return [it for it in fields if TRAVELS_WITH[it] in self._fields]
-
-
-def _other_count(own: Collection[object], others: Collection[object]) -> Gap:
-    return Gap(1.0, 0.0, 0.0, f"{len(own)} and {len(others)} backward passes")

@@ -75,13 +75,12 @@ def first_nonfinite(traces: Sequence[CallTrace]) -> Nonfinite | None:
             'first_nonfinite() needs "output" to tell the forward from the backward: '
             "record(..., keep=...) left it out."
         )
-    look = _Look()
+    look = _Look(traces)
     for round_ in rounds(traces):
-        by_moment = _by_moment(round_.calls)
         for event in round_.events():
             match event:
                 case CallTrace() as call, begins:
-                    found = None if begins else look.forward(call, by_moment)
+                    found = None if begins else look.forward(call)
                 case number, reached:
                     found = look.backward(reached, number)
             if found is not None:
@@ -115,15 +114,14 @@ def nonfinite_state(call: CallTrace) -> Mapping[str, int] | None:
 class _Look:
     """Looks at each tensor once."""
 
-    def __init__(self) -> None:
+    def __init__(self, traces: Sequence[CallTrace]) -> None:
+        self._by_moment = {call.moment: call for call in traces}
         # Whether the last one found is in what the user's `reduce` returned.
         self.was_reduced = False
         # By id, which no other tensor has while this one is held here.
         self._known: dict[int, tuple[Tensor, int]] = {}
 
-    def forward(
-        self, call: CallTrace, by_moment: Mapping[int, CallTrace]
-    ) -> Nonfinite | None:
+    def forward(self, call: CallTrace) -> Nonfinite | None:
         """Return where NaN or inf in a call's output came from, if it is there."""
         outputs = [*enumerate(call.output_leaves())]
         place = self._first(outputs)
@@ -132,36 +130,34 @@ class _Look:
         kinds = (NAN | INF,)
         if self._first(outputs, NAN) is not None:
             kinds = NAN, INF  # NaN comes first: the -inf of a mask is harmless
-        origins = (self._origin(call, by_moment, it) for it in kinds)
+        origins = (self._origin(call, it) for it in kinds)
         return next(filter(None, origins), None) or _made_forward(call, place)
 
-    def _origin(
-        self, call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int
-    ) -> Nonfinite | None:
+    def _origin(self, call: CallTrace, kinds: int) -> Nonfinite | None:
         """Return the argument, weight or buffer that had it before the call did."""
-        source, giver = self._source(call, by_moment, kinds)
+        source, giver = self._source(call, kinds)
         if source is None:
-            return _held(call, by_moment, kinds)
+            return self._held(call, kinds)
         if kinds == INF:
             remark = f"The call was given inf. {_first_nan(call)}"
             return replace(source, _remark=remark)
         # The giver may have made it of its weights. An inf there may be a mask's.
-        held = _held(giver, by_moment, NAN) if giver and kinds == NAN else None
+        held = self._held(giver, NAN) if giver and kinds == NAN else None
         return held or source
 
     def _source(
-        self, call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int
+        self, call: CallTrace, kinds: int
     ) -> tuple[Nonfinite | None, CallTrace | None]:
         """Return the outermost call that was given it, and the call around that.
 
         The latter gave it, and no call inside that had made it.
         """
         found, inner = None, call
-        for around in _outwards(call, by_moment):
+        for around in self._outwards(call):
             place = self._first(enumerate(around.inputs.leaves), kinds)
             if place is None:
                 if found is not None:
-                    found = replace(found, _remark=_between(inner, around, by_moment))
+                    found = replace(found, _remark=self._between(inner, around))
                 return found, around
             name = input_name(around, place)
             found = Nonfinite(around.name, around.index, "forward", name)
@@ -169,10 +165,9 @@ class _Look:
         return found, None
 
     def backward(self, calls: Sequence[CallTrace], number: int) -> Nonfinite | None:
-        by_moment = _by_moment(calls)
         for call in reversed(calls):
             if self._first(call.gradients("outputs", number).items()) is not None:
-                return self._arrived(call, by_moment, number)
+                return self._arrived(call, number)
             key = self._first(call.gradients("shares", number).items())
             if key is not None:
                 return _made_backward(call, number, key)
@@ -182,12 +177,10 @@ class _Look:
                 return _in_pass(call, number, total_name(call, key))
         return None
 
-    def _arrived(
-        self, call: CallTrace, by_moment: Mapping[int, CallTrace], number: int
-    ) -> Nonfinite | None:
+    def _arrived(self, call: CallTrace, number: int) -> Nonfinite | None:
         """Return the outermost call to which it came with ``grad_output``."""
         found: Nonfinite | None = None
-        for around in _outwards(call, by_moment):
+        for around in self._outwards(call):
             place = self._first(around.gradients("outputs", number).items())
             if not isinstance(place, int):
                 break
@@ -200,6 +193,42 @@ class _Look:
             name = grad_output_name(around, place)
             found = _in_pass(around, number, name, remark)
         return found
+
+    def _outwards(self, call: CallTrace) -> Iterator[CallTrace]:
+        """Yield a call, the one around it, and so on."""
+        around: CallTrace | None = call
+        while around is not None:
+            yield around
+            around = self._by_moment.get(around.caller)
+
+    def _between(self, call: CallTrace, around: CallTrace) -> str:
+        """Say where in the forward around it what a call was given was made."""
+        calls = self._by_moment.values()
+        inside = [it for it in calls if it.caller == around.moment]
+        before = [it for it in inside if it.moment < call.moment]
+        after = ""
+        if before:
+            last = max(before, key=lambda it: it.moment)
+            after = f" after {quoted(last.name)}, call {last.index},"
+        return (
+            f"The call was given it by the forward of {quoted(around.name)}: look at "
+            f"what comes{after} before the call."
+        )
+
+    def _held(self, call: CallTrace, kinds: int) -> Nonfinite | None:
+        """Return the weight or buffer that had it, unless its module has its own call.
+
+        That is one in the same forward.
+        """
+        calls = self._by_moment.values()
+        called = {it.name for it in calls if it.forward == call.forward} - {call.name}
+        for name, found in (nonfinite_state(call) or {}).items():
+            if found & kinds and _holder(call, name) not in called:
+                remark = ""
+                if kinds == INF:
+                    remark = f"It has inf, as a mask may. {_first_nan(call)}"
+                return Nonfinite(call.name, call.index, "forward", name, remark)
+        return None
 
     def _first(self, values: Iterable[tuple[Any, Any]], kinds: int = -1) -> Any:
         """Return the key of the first value that has a NaN or inf."""
@@ -218,56 +247,9 @@ class _Look:
         return known[1]
 
 
-def _by_moment(calls: Sequence[CallTrace]) -> dict[int, CallTrace]:
-    return {call.moment: call for call in calls}
-
-
-def _outwards(
-    call: CallTrace, by_moment: Mapping[int, CallTrace]
-) -> Iterator[CallTrace]:
-    """Yield a call, the one around it, and so on."""
-    around: CallTrace | None = call
-    while around is not None:
-        yield around
-        around = by_moment.get(around.caller)
-
-
-def _between(
-    call: CallTrace, around: CallTrace, by_moment: Mapping[int, CallTrace]
-) -> str:
-    """Say where in the forward around it what a call was given was made."""
-    before = [
-        it
-        for it in by_moment.values()
-        if it.caller == around.moment and it.moment < call.moment
-    ]
-    after = ""
-    if before:
-        last = max(before, key=lambda it: it.moment)
-        after = f" after {quoted(last.name)}, call {last.index},"
-    return (
-        f"The call was given it by the forward of {quoted(around.name)}: look at what "
-        f"comes{after} before the call."
-    )
-
-
 def _first_nan(call: CallTrace) -> str:
     name = quoted(call.name)
     return f"The first output with NaN is that of {name}, call {call.index}."
-
-
-def _held(
-    call: CallTrace, by_moment: Mapping[int, CallTrace], kinds: int
-) -> Nonfinite | None:
-    """Return the weight or buffer that had it, unless its module has its own call."""
-    called = {it.name for it in by_moment.values()} - {call.name}
-    for name, found in (nonfinite_state(call) or {}).items():
-        if found & kinds and _holder(call, name) not in called:
-            remark = ""
-            if kinds == INF:
-                remark = f"It has inf, as a mask may. {_first_nan(call)}"
-            return Nonfinite(call.name, call.index, "forward", name, remark)
-    return None
 
 
 def _holder(call: CallTrace, name: str) -> str:

@@ -412,7 +412,9 @@ class Recording(Printable):
             )
         known = ([*dict.fromkeys(it.name for it in each)] for each in (self, other))
         pairs = require_names({} if names is None else names, *known)
-        return compare(self._traces, other._traces, pairs, Tolerance(rtol, atol))
+        # Another thread may add to them meanwhile.
+        traces, others = tuple(self._traces), tuple(other._traces)
+        return compare(traces, others, pairs, Tolerance(rtol, atol))
 
     def to_frame(self) -> "DataFrame":
         """Return a pandas data frame with a row for each call and pass.
