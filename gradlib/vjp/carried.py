@@ -219,8 +219,6 @@ def _uses(node: Any) -> Iterator[tuple[str, bool]]:
         case ast.Assign():
             yield from _uses(node.value)
             yield from _uses(node.targets)
-        case ast.AST():
+        case _:
             for it in ast.iter_child_nodes(node):
                 yield from _uses(it)
-        case _:
-            pass

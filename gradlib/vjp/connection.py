@@ -32,7 +32,9 @@ def unconnected(
     This runs before every good call that allows no unused input, so it stops once
     every input is found, and compares leaves without making edges of them.
     """
-    leaves, edges = _wanted(inputs)
+    keys = [_key(it) for it in inputs]
+    leaves = {key for key in keys if isinstance(key, int)}
+    edges = {key for key in keys if not isinstance(key, int)}
     stack: list[Any] = []
     for output in outputs:
         key = _key(output)
@@ -56,7 +58,7 @@ def unconnected(
                 if edges:
                     edges.discard(edge)
     missing = leaves | edges
-    return [i for i, it in enumerate(inputs) if missing and _key(it) in missing]
+    return [i for i, key in enumerate(keys) if key in missing]
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,6 @@ def is_at(tensor: Tensor, edge: Edge) -> bool:
     if leaf is not None:
         return tensor is leaf
     return tensor.grad_fn is edge[0] and tensor.output_nr == edge[1]
-
-
-def _wanted(inputs: Iterable[Differentiable]) -> tuple[set[int], set[Edge]]:
-    keys = [_key(it) for it in inputs]
-    leaves = {key for key in keys if isinstance(key, int)}
-    return leaves, {key for key in keys if not isinstance(key, int)}
 
 
 def _key(given: Differentiable) -> int | Edge:

@@ -6,9 +6,8 @@ from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.explanation import VJPExplanation, explained, refused
 from gradlib.vjp.product import multiply
-from gradlib.vjp.raised import explain_raised
+from gradlib.vjp.raised import explain_own
 from gradlib.vjp.source import site_of_caller
-from gradlib.vjp.tracebacks import is_of_another
 
 _DONATED = "This backward function was compiled with non-empty donated buffers"
 _COMPILED = """
@@ -88,8 +87,8 @@ def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExpla
         try:
             return explained(multiply(arguments))
         except RuntimeError as error:
-            found = explain_raised(error, arguments)
-            if found is None or is_of_another(error, arguments):
+            found = explain_own(error, arguments)
+            if found is None:
                 if str(error).startswith(_DONATED):
                     error.add_note(_COMPILED)
                 raise

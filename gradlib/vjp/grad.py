@@ -9,9 +9,8 @@ from torch.autograd.graph import GradientEdge
 
 from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.diagnose import diagnose
-from gradlib.vjp.raised import explain_raised
+from gradlib.vjp.raised import explain_own
 from gradlib.vjp.source import site_of_caller
-from gradlib.vjp.tracebacks import is_of_another
 
 Key = TypeVar("Key")
 Tensors: TypeAlias = Tensor | GradientEdge | Iterable[Tensor | GradientEdge]
@@ -158,8 +157,8 @@ def grad(
             **arguments.options,
         )
     except RuntimeError as error:
-        found = explain_raised(error, arguments)
-        if found is None or is_of_another(error, arguments):
+        found = explain_own(error, arguments)
+        if found is None:
             raise
         raise found.error() from error
     return arguments.structured(gradients)

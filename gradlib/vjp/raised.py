@@ -17,6 +17,7 @@ from gradlib.vjp.layout_checks import sparse_refused
 from gradlib.vjp.refused import leaf_changed, numpy_refused
 from gradlib.vjp.spelling import in_own_names, own_names
 from gradlib.vjp.tensor_names import called, named_tensors, variable_of
+from gradlib.vjp.tracebacks import is_of_another
 from gradlib.vjp.wordings import code_of
 
 _CHANGED = re.compile(
@@ -52,6 +53,14 @@ def explain_raised(
         intent="A program that does it right:",
         fix=case.right.rstrip(),
     )
+
+
+def explain_own(error: RuntimeError, arguments: Arguments) -> Diagnosis | None:
+    """Return what an error of our own call means; ``None`` for one of code inside it.
+
+    That is a hook, a custom Function, or a call that one of these makes.
+    """
+    return None if is_of_another(error, arguments) else explain_raised(error, arguments)
 
 
 def _of_no_call(message: str) -> Callable[[BaseException], Diagnosis] | None:

@@ -75,16 +75,11 @@ def called(argument: Argument, i: int, frames: Iterable[FrameType]) -> str:
 
 def _users(frames: Iterable[FrameType]) -> Iterator[FrameType]:
     """Yield the frames, then those of their callers, that run no code of torch."""
-    for frame in _with_callers(list(frames)):
-        if not is_of(frame, "torch"):
-            yield frame
-
-
-def _with_callers(frames: list[FrameType]) -> list[FrameType]:
+    every = [*frames]
     for _ in range(_CALLERS):
-        if frames and (caller := frames[-1].f_back) is not None:
-            frames.append(caller)
-    return frames
+        if every and (caller := every[-1].f_back) is not None:
+            every.append(caller)
+    return (frame for frame in every if not is_of(frame, "torch"))
 
 
 def _one_step_down(value: Any) -> Iterator[tuple[str, Any]]:
