@@ -7,7 +7,7 @@ step may avoid the kink that was met. Only where it does not, a second look tell
 from a path that autograd does not see.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import TypeVar
@@ -61,7 +61,7 @@ class Seen:
     Attributes:
         caller: Calls the function again.
         graph: The graph of its forward pass.
-        points: For each leaf of the inputs, the tensor that stands for it in the graph.
+        points: By place, the tensors that stand for inputs in the graph.
         mode: How its Jacobian is computed.
         look: One VJP, where the Jacobian comes by columns; else ``None``.
         slopes: Its slopes along a direction; ``None`` where they cannot be computed.
@@ -69,7 +69,7 @@ class Seen:
 
     caller: Caller
     graph: Graph
-    points: Sequence[Tensor | None]
+    points: Mapping[int, Tensor]
     mode: str
     look: Look | None
     slopes: Slopes | None
@@ -97,7 +97,7 @@ def may_look(values: Iterable[object]) -> bool:
 def see(
     arguments: Arguments,
     graph: Graph,
-    points: Sequence[Tensor | None],
+    points: Mapping[int, Tensor],
     random: RandomState,
     *,
     mode: str,
@@ -107,7 +107,7 @@ def see(
     Args:
         arguments: The call.
         graph: The graph of its forward pass.
-        points: For each leaf of the inputs, the tensor that stands for it in the graph.
+        points: By place, the tensors that stand for inputs in the graph.
         random: The states of torch's generators before the call.
         mode: How the Jacobian is computed; ``"auto"`` where `compute` proves columns.
 
@@ -254,9 +254,8 @@ def _require_rows(seen: Seen, look: Look, blocks: Mapping[Block, Tensor]) -> Non
     try:
         require_rows(seen.graph, blocks, look, mode=seen.mode)
     except NoSuchWayError:
-        caller = seen.caller
-        pairs = zip(seen.points, caller.arguments.shared, strict=True)
-        own = [it for it, shared in pairs if it is not None and not shared]
+        caller, shared = seen.caller, seen.caller.arguments.shared
+        own = [point for place, point in seen.points.items() if not shared[place]]
         with caller.random.kept():
             require_no_pair(caller, seen.graph.roots, own)
         raise

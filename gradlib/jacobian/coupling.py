@@ -1,7 +1,7 @@
 """Whether samples influence each other, and through which module."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ FEW_SAMPLES = 4
 
 
 def require_own_samples(
-    caller: Caller, graph: Graph, points: Sequence[Tensor | None]
+    caller: Caller, graph: Graph, points: Mapping[int, Tensor]
 ) -> Look:
     """Raise where the output of a sample depends on an input of another one.
 
@@ -48,7 +48,7 @@ def require_own_samples(
     Args:
         caller: Calls the function again.
         graph: The graph of its first call.
-        points: For each leaf of the inputs, the tensor that stands for it in the graph.
+        points: By place, the tensors that stand for inputs in the graph.
 
     Returns:
         The VJP, with a gradient for each of the graph's points.
@@ -58,11 +58,8 @@ def require_own_samples(
         NoSuchWayError: torch cannot go back to an input, maybe one not asked for.
     """
     half = caller.chance.half(graph.batch)
-    own = {
-        place: point
-        for place, point in enumerate(points)
-        if point is not None and not caller.arguments.shared[place]
-    }
+    shared = caller.arguments.shared
+    own = {place: point for place, point in points.items() if not shared[place]}
     everything = [*own.values(), *graph.points]
     try:
         look = Look.at(caller.chance, graph.roots, everything, half)

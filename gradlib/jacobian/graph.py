@@ -135,7 +135,7 @@ class Graph:
 
 def run(
     arguments: Arguments, *, create_graph: bool = False, track_inputs: bool = False
-) -> tuple[Graph, list[Tensor | None]]:
+) -> tuple[Graph, dict[int, Tensor]]:
     """Call the function once, so that autograd records it.
 
     Args:
@@ -144,8 +144,8 @@ def run(
         track_inputs: Whether autograd follows every batched input, asked for or not.
 
     Returns:
-        The graph, and for each leaf of the inputs the tensor that stands for it there,
-        or ``None`` where autograd does not follow it.
+        The graph, and by place the tensor that stands there for each leaf of the inputs
+        that autograd follows.
 
     Raises:
         NotPerSampleError: An output is no tensor, or has not one row for each sample.
@@ -165,8 +165,7 @@ def run(
         outputs = Tree.of(_called(arguments, given))
     places = require_outputs(outputs, arguments.batch)
     chosen = tuple(
-        it.value if it.place is None else _made(points[it.place])
-        for it in arguments.asked
+        it.value if it.place is None else points[it.place] for it in arguments.asked
     )
     _require_unfrozen(arguments, chosen)
     graph = Graph(
@@ -186,11 +185,11 @@ def run(
 
 def _points(
     arguments: Arguments, *, create_graph: bool, track_inputs: bool
-) -> tuple[list[Tensor | None], list[Any]]:
+) -> tuple[dict[int, Tensor], list[Any]]:
     """Return what stands for the leaves of the inputs, and what the function gets."""
     asked = {it.place for it in arguments.asked}
     batched = set(arguments.batched()) if track_inputs else set[int]()
-    points: list[Tensor | None] = [None] * len(arguments.inputs.leaves)
+    points: dict[int, Tensor] = {}
     given: list[Any] = list(arguments.inputs.leaves)
     for place, leaf in enumerate(given):
         if not isinstance(leaf, Tensor):
@@ -432,8 +431,3 @@ def _changed(graph: Graph) -> str:
         "maybe after the outputs were computed: to autograd that makes another tensor. "
         "Change a clone() of it."
     )
-
-
-def _made(point: Tensor | None) -> Tensor:
-    assert point is not None, "each input asked for has its point"
-    return point
