@@ -32,8 +32,8 @@ from gradlib.hook_reports.trial import (
 from gradlib.private.hooks import every_hook_of
 from gradlib.private.modules import own_parameters
 from gradlib.recorder.attached import TensorHook
-from gradlib.recording.attributes import overlap, storage_of
 from gradlib.recording.kept import version_of
+from gradlib.recording.shared_memory import overlap, storage_of
 from gradlib.tree import Tree, tensors_in
 
 

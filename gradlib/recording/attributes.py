@@ -31,6 +31,7 @@ from gradlib.recording.past_attributes import (
     is_container,
     may_hold,
 )
+from gradlib.recording.shared_memory import same_part, storage_of
 from gradlib.recording.stateful import copied, is_stateful
 from gradlib.values import clone
 
@@ -192,11 +193,8 @@ class Copies:
         for whole, made in self._in_memory.get(memory, ()):
             if whole is tensor:
                 return made
-            if _covers(whole, tensor) and _lies_like(made, whole):
-                shift = tensor.storage_offset() - whole.storage_offset()
-                return made.detach().as_strided(
-                    tensor.size(), tensor.stride(), made.storage_offset() + shift
-                )
+            if (part := same_part(made, whole, tensor)) is not None:
+                return part
         return None
 
     def of(self, value: Any) -> Any:
@@ -303,49 +301,3 @@ def be_like(made: Tensor, original: Tensor) -> None:
     is_parameter = issubclass(type(original), nn.Parameter)
     if is_parameter and type(made) in (Tensor, nn.Parameter):
         cast(Any, made).__class__ = type(original)
-
-
-def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
-    """Return the memory of a tensor, one object for all that share it."""
-    if tensor.layout != torch.strided or tensor.is_nested:
-        return None
-    try:
-        return tensor.untyped_storage()
-    except (RuntimeError, ValueError):  # it has none, or is lazy
-        return None
-
-
-def overlap(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors share the memory of some entry.
-
-    Args:
-        a: A tensor.
-        b: A tensor with the same storage.
-    """
-    if a.dtype != b.dtype:  # entries of the one lie between those of the other
-        return True
-    far = max(it.storage_offset() + extent(it) for it in (a, b))
-    met = torch.zeros(far, dtype=torch.bool, device="cpu")
-    met.as_strided(a.size(), a.stride(), a.storage_offset()).fill_(True)
-    return bool(met.as_strided(b.size(), b.stride(), b.storage_offset()).any())
-
-
-def _covers(whole: Tensor, part: Tensor) -> bool:
-    """Tell whether all the memory that one tensor shows is shown by another too."""
-    shift = part.storage_offset() - whole.storage_offset()
-    return (
-        whole.dtype == part.dtype
-        and not (part.is_conj() or part.is_neg())
-        and whole.numel() == extent(whole)  # it has no gaps
-        and 0 <= shift <= extent(whole) - extent(part)
-    )
-
-
-def _lies_like(made: Tensor, whole: Tensor) -> bool:
-    return made.size() == whole.size() and made.stride() == whole.stride()
-
-
-def extent(tensor: Tensor) -> int:
-    """Return how many entries lie in memory from a tensor's first to its last."""
-    sizes = zip(tensor.size(), tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * step for size, step in sizes) if tensor.numel() else 0

@@ -138,7 +138,7 @@ def rtol_of(dtypes: Iterable[torch.dtype]) -> float:
 
 def gaps(a: object, b: object) -> Iterator[tuple[str, Gap]]:
     """Return how far the leaves of two nested values are apart, with their places."""
-    return _gaps(Tree.of(a), Tree.of(b), gap)
+    return _gaps(a, b, gap)
 
 
 def agree(a: object, b: object) -> bool:
@@ -151,7 +151,7 @@ def gaps_of_gradients(a: object, b: object) -> Iterator[tuple[str, Gap]]:
 
     autograd returns either where there is no gradient.
     """
-    return _gaps(Tree.of(a), Tree.of(b), _gap_of_gradients)
+    return _gaps(a, b, _gap_of_gradients)
 
 
 def gaps_of_recorded(a: object, b: object) -> Iterator[tuple[str, Gap]]:
@@ -159,7 +159,7 @@ def gaps_of_recorded(a: object, b: object) -> Iterator[tuple[str, Gap]]:
 
     As `gaps_of_gradients`, with a reason where only one of the two has a gradient.
     """
-    return _gaps(Tree.of(a), Tree.of(b), _gap_of_recorded)
+    return _gaps(a, b, _gap_of_recorded)
 
 
 def in_one_scale(found: Iterable[tuple[T, Gap]]) -> list[tuple[T, Gap]]:
@@ -232,8 +232,9 @@ def _incomparable(reason: str) -> Gap:
 
 
 def _gaps(
-    one: Tree, other: Tree, measure: Callable[[Any, Any], Gap]
+    a: object, b: object, measure: Callable[[Any, Any], Gap]
 ) -> Iterator[tuple[str, Gap]]:
+    one, other = Tree.of(a), Tree.of(b)
     leaves = other.leaves
     if len(one.leaves) != len(leaves):
         yield "", _incomparable(f"{len(one.leaves)} and {len(leaves)} values")

@@ -15,6 +15,7 @@ from gradlib.random_state import random_state_kept
 from gradlib.recording.difference import shape_of
 from gradlib.recording.replayable import require_whole, state_of
 from gradlib.recording.scene import Change, Scene, idle, passed_parameters
+from gradlib.recording.state import World
 from gradlib.recording.trace import ARGUMENT, CallTrace, Key, Left
 from gradlib.tree import Tree
 from gradlib.values import keep
@@ -62,32 +63,29 @@ def replay(
     Raises:
         CannotReplayError: Too little is known of the call, or it raised.
     """
-    history, world = state_of(trace)
-    require_whole(trace, number)
-    with ONE_AT_A_TIME, random_state_kept(), _eagerly():
-        scene = Scene(trace, history, change)
-        with scene.set():
-            begin()
-            output = scene.run(world)
-            returned = output.map(_as_it_is)  # a backward may write over it
-            grads = {key: change(it) for key, it in trace.arrived(number).items()}
-            turn()
-            autocast = trace.block.autocast.get(number, {})
-            left = scene.left()
-            unfit = _unfit(grads, _ends(output, left))
-            shares = None
-            if all(isinstance(key, tuple) for key in unfit):
-                fit = {key: it for key, it in grads.items() if key not in unfit}
-                shares = scene.pull(output, left, fit, autocast)
-            known = {key for flow in trace.flows for key in flow.alone}
-            return Replayed(
-                returned,
-                shares,
-                _names(trace, left.keys() - known),
-                _names(trace, unfit),
-                scene.overwritten(),
-                scene.written(),
-            )
+    with _set(trace, change) as (scene, world):
+        require_whole(trace, number)
+        begin()
+        output = scene.run(world)
+        returned = output.map(_as_it_is)  # a backward may write over it
+        grads = {key: change(it) for key, it in trace.arrived(number).items()}
+        turn()
+        autocast = trace.block.autocast.get(number, {})
+        left = scene.left()
+        unfit = _unfit(grads, _ends(output, left))
+        shares = None
+        if all(isinstance(key, tuple) for key in unfit):
+            fit = {key: it for key, it in grads.items() if key not in unfit}
+            shares = scene.pull(output, left, fit, autocast)
+        known = {key for flow in trace.flows for key in flow.alone}
+        return Replayed(
+            returned,
+            shares,
+            _names(trace, left.keys() - known),
+            _names(trace, unfit),
+            scene.overwritten(),
+            scene.written(),
+        )
 
 
 def forward_again(trace: CallTrace, change: Change) -> Ends:
@@ -100,13 +98,25 @@ def forward_again(trace: CallTrace, change: Change) -> Ends:
     Raises:
         CannotReplayError: Too little is known of the call.
     """
+    with _set(trace, change) as (scene, world):
+        found = _ends(scene.run(world), scene.left())
+        return {key: _as_it_is(it) for key, it in found.items()}
+
+
+@contextmanager
+def _set(trace: CallTrace, change: Change) -> Generator[tuple[Scene, World]]:
+    """Set the scene of a call; give what else it began with."""
     history, world = state_of(trace)
-    with ONE_AT_A_TIME, random_state_kept(), _eagerly():
-        scene = Scene(trace, history, change)
-        with scene.set():
-            output = scene.run(world)
-            found = _ends(output, scene.left())
-            return {key: _as_it_is(it) for key, it in found.items()}
+    scene = Scene(trace, history, change)
+    with (
+        ONE_AT_A_TIME,
+        random_state_kept(),
+        torch.inference_mode(False),  # which also enables gradients
+        run_eagerly(),
+        parametrizations_computed_anew(),
+        scene.set(),
+    ):
+        yield scene, world
 
 
 def inputs_of(trace: CallTrace) -> dict[Key, Tensor]:
@@ -156,10 +166,3 @@ def _names(trace: CallTrace, left: Collection[Key | Left]) -> tuple[str, ...]:
 
 def _as_it_is(leaf: object) -> object:
     return keep(leaf) if isinstance(leaf, Tensor) else leaf
-
-
-@contextmanager
-def _eagerly() -> Generator[None]:
-    # inference_mode(False) also enables gradients.
-    with torch.inference_mode(False), run_eagerly(), parametrizations_computed_anew():
-        yield
