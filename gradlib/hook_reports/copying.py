@@ -153,10 +153,6 @@ def _bind_functions(made: object, memo: dict[int, Any]) -> None:
     deepcopy does not copy a function, so a forward that was put into the module calls
     the original's forward. Nor does it copy a weak reference, as of a child to its
     parent.
-
-    Args:
-        made: The copied object.
-        memo: The copies, by the ids of the originals.
     """
     own: Any = getattr(made, "__dict__", None)
     if not isinstance(own, dict) or isinstance(made, Tensor | FunctionType):

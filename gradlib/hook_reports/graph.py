@@ -70,13 +70,7 @@ class CallGraph:
 
 
 def read(trial: Trial, names: Names, arguments: Sequence[tuple[str, Any]]) -> CallGraph:
-    """Run a trial forward, and read the graph of its call.
-
-    Args:
-        trial: The call.
-        names: The names of its tensors.
-        arguments: The names and values of the positional arguments.
-    """
+    """Run a trial forward, and read the graph of its call."""
     output, edges = _run(trial)
     outputs = differentiable(output)
     starts = {("output", i): edge_of(it) for i, it in outputs.items()}

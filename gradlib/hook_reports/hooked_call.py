@@ -163,10 +163,6 @@ class HookedCall:
     ) -> Iterator[tuple[str, list[str]]]:
         """Yield the names of what was computed from the module's parameters before.
 
-        Args:
-            plain: The copy that has run.
-            nodes: The nodes of its graph.
-
         Yields:
             The name of an input or kept tensor, and the names of the parameters.
         """

@@ -81,11 +81,7 @@ class KnownGradients:
         return name in self._leaves.arrived()
 
     def compare(self, again: "KnownGradients") -> None:
-        """Learn how far two runs differ: a GPU may add in another order each time.
-
-        Args:
-            again: The gradients of another run.
-        """
+        """Learn how far two runs differ: a GPU may add in another order each time."""
         mine, others = self._arrived(), again._arrived()
         for name in mine.keys() & others.keys():
             if mine[name].shape != others[name].shape:

@@ -49,12 +49,7 @@ class LastNode:
 
 
 def last_node(trial: Trial, end_at: EndAt) -> LastNode:
-    """Return the last node of a trial.
-
-    Args:
-        trial: The copy that has run.
-        end_at: Tells the tensor whose gradient a node receives.
-    """
+    """Return the last node of a trial."""
     node = first_node(trial.seen)
     if node is None:
         return LastNode()

@@ -451,8 +451,3 @@ def _from_0_to(last: int) -> str:
 
 def _name(fn: object) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
-
-
-def on_device(arguments: Arguments) -> torch.device:
-    """Return the device of the Jacobian."""
-    return arguments.asked[0].value.device

@@ -46,11 +46,7 @@ def cut_path(
 
 
 def samples_in(rows: Tensor) -> str:
-    """Return the numbers of the first marked samples, in words.
-
-    Args:
-        rows: The mark of each sample, ``(batch,)``.
-    """
+    """Return the numbers of the first samples marked in `rows`, in words."""
     samples = [sample for sample, is_one in enumerate(rows) if is_one]
     return f"sample{'s' * (len(samples) > 1)} {listed(samples)}"
 

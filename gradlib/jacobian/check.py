@@ -139,10 +139,6 @@ def see(
 def require_truth(seen: Seen, blocks: Mapping[Block, Tensor]) -> None:
     """Raise where a Jacobian does not say how the output changes.
 
-    Args:
-        seen: What was measured of the function.
-        blocks: The Jacobian, ``(batch, *out, *in)`` for each block.
-
     Raises:
         CoupledSamplesError: A sample's output depends on another sample.
         DetachedPathError: An output depends on an input in a way that autograd does

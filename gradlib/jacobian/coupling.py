@@ -45,11 +45,6 @@ def require_own_samples(
     slopes. Where there are few samples, those that influence each other may all be in
     one half, as two views each of two things, so each pair is checked.
 
-    Args:
-        caller: Calls the function again.
-        graph: The graph of its first call.
-        points: By place, the tensors that stand for inputs in the graph.
-
     Returns:
         The VJP, with a gradient for each of the graph's points.
 

@@ -55,12 +55,7 @@ def key(it: Asked) -> int | str:
 
 
 def meant(arguments: Arguments, graph: Graph) -> Meant:
-    """Return the limits on directions that a graph's nodes set.
-
-    Args:
-        arguments: The call.
-        graph: The graph of its forward pass.
-    """
+    """Return the limits on directions that a graph's nodes set."""
     keys = {
         node: key(it) for it, (node, _) in zip(arguments.asked, graph.ends, strict=True)
     }

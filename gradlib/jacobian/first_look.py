@@ -72,11 +72,7 @@ class Slopes:
         return _slopes(self.caller, self.along, CLOSER * self.step, 0)
 
     def leaps(self, closer: "Slopes") -> bool:
-        """Tell whether an output moves more, within two pairs of calls, than by a kink.
-
-        Args:
-            closer: The slopes by a shorter step.
-        """
+        """Tell whether an output moves more, in two pairs of calls, than by a kink."""
         for root, sizes in enumerate(self.sizes):
             size, nearer = length(sizes, 0), length(closer.sizes[root], 0)
             pairs = (self.step, self.steep), (closer.step, closer.steep)
@@ -88,9 +84,6 @@ class Slopes:
 
     def repeated(self, times: int) -> "Slopes":
         """Compute the slopes again, with calls that autograd records.
-
-        Args:
-            times: How often.
 
         Returns:
             These slopes; or the new ones, where recording alone changes them. Then all

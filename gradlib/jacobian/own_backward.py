@@ -78,10 +78,6 @@ def require_derivatives(caller: Caller, graph: Graph) -> None:
     with finite differences of its gradient in float64. Where these do not settle, or
     cannot be computed, they say nothing.
 
-    Args:
-        caller: Calls the function again.
-        graph: The graph of its forward pass.
-
     Raises:
         NoSuchWayError: The graph of a custom backward is wrong.
     """

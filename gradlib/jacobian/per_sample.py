@@ -17,7 +17,6 @@ from gradlib.jacobian.arguments import (
     Arguments,
     Call,
     as_flag,
-    on_device,
     read,
 )
 from gradlib.jacobian.check import (
@@ -397,7 +396,7 @@ def plan_jacobian(
     call = Call(fn, inputs, *asked)
     chain = find_shorter(call)
     if max_bytes is None:  # the plan's table shows a number
-        max_bytes = room_on(on_device(arguments))
+        max_bytes = room_on(arguments.asked[0].value.device)
         call = call._replace(max_bytes=max_bytes)
     with random_state_kept(), generators_kept(), state_kept(fn):
         try:

@@ -175,21 +175,21 @@ def _counts(
 ) -> tuple[dict[str, int | str], Cut | None]:
     """Return each mode's rows or columns, or why it is out, and where to split."""
     columns: int | str = forward.count_columns(graph)
-    halves: int | str
-    cut: Cut | None = None
+    cut: Cut | str = "would not be cheaper"  # so none is looked for
     fewest = min(rows, FORWARD * columns)
-    if settled or (mode != "split" and fewest <= SPLIT * _least_width(graph, fewest)):
-        halves = "would not be cheaper"  # so no cut is looked for
-    else:
+    if mode == "split" or not (
+        settled or fewest <= SPLIT * _least_width(graph, fewest)
+    ):
         cut = split.find(graph)
-        halves = split.why_not(graph) if cut is None else cut.width
+    halves = cut if isinstance(cut, str) else cut.width
     if known.python:
         columns = halves = f"{known.python} may have no graph of its own"
     elif known.mixing:
         columns = halves = f"{known.mixing} mixes the samples"
     elif known.wrong_at_once:  # a split may have it before its tensor, where rows are
         columns = f"torch differentiates {known.wrong_at_once} only once"
-    return {"reverse": rows, "forward": columns, "split": halves, "loop": rows}, cut
+    counts = {"reverse": rows, "forward": columns, "split": halves, "loop": rows}
+    return counts, None if isinstance(cut, str) else cut
 
 
 def _least_width(graph: Graph, enough: int) -> float:

@@ -105,10 +105,6 @@ def require_as_first(caller: Caller, graph: Graph) -> None:
     calls change the state of modules, the next may differ for that; then nothing is
     raised.
 
-    Args:
-        caller: Calls the function.
-        graph: The graph of its first call.
-
     Raises:
         NotRepeatableError: The outputs differ, or those of two calls now do.
     """

@@ -31,11 +31,15 @@ HALVES = 2
 """From how many subsets of the samples to go back, to see whether h has their rows."""
 
 
-def find(graph: Graph) -> Cut | None:
-    """Return the tensor to split at; ``None`` where there is none."""
-    if len(graph.roots) > 1 or any(graph.shared) or not graph.batch:
-        return None
-    return narrowest(graph)
+def find(graph: Graph) -> Cut | str:
+    """Return the tensor to split at, or why there is none."""
+    if len(graph.roots) > 1:
+        return f"fn has {len(graph.roots)} outputs, and a split takes one"
+    if any(graph.shared):
+        return "all samples share what is differentiated for"
+    if not graph.batch:
+        return "there are no samples"
+    return narrowest(graph) or "no tensor inside that all pass"
 
 
 def require(graph: Graph) -> Cut:
@@ -45,22 +49,9 @@ def require(graph: Graph) -> Cut:
         NoSuchWayError: There is none.
     """
     cut = find(graph)
-    if cut is None:
-        raise NoSuchWayError(
-            f'There is nothing to split at: {why_not(graph)}. Use mode="auto".'
-        )
+    if isinstance(cut, str):
+        raise NoSuchWayError(f'There is nothing to split at: {cut}. Use mode="auto".')
     return cut
-
-
-def why_not(graph: Graph) -> str:
-    """Return why there is no tensor to split at."""
-    if len(graph.roots) > 1:
-        return f"fn has {len(graph.roots)} outputs, and a split takes one"
-    if any(graph.shared):
-        return "all samples share what is differentiated for"
-    if not graph.batch:
-        return "there are no samples"
-    return "no tensor inside that all pass"
 
 
 def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[Piece]:

@@ -48,8 +48,8 @@ def count(graph: Graph, counts: dict[str, int | str]) -> dict[str, int]:
         for mode, rows in counts.items()
         if isinstance(rows, int) and mode != "split"
     }
-    is_split = isinstance(counts["split"], int)
-    if is_split and (cut := split.find(graph)) is not None:
+    if isinstance(counts["split"], int):
+        cut = split.require(graph)
         h = torch.ones(cut.shape, dtype=cut.dtype, device=cut.device)
         entries = sum(map(graph.columns, range(len(points))))
         product = graph.batch * graph.rows(0) * cut.width * entries

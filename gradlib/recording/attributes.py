@@ -90,10 +90,6 @@ def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
     It looks in attributes, buffers and arguments, and in lists, dicts, distributions
     and the like there, `DEPTH` deep. It leaves out a container of more than `MANY`
     things, all that is inside included, as it runs at every call.
-
-    Args:
-        module: The called module.
-        given: The arguments of the call.
     """
     own = vars(module)  # other threads may change it, and what is in it
     attributes = map(own.get, own.keys() - OF_TORCH)
@@ -175,12 +171,7 @@ class Copies:
                 self._in_memory.setdefault(memory, []).append((original, made))
 
     def know_given(self, original: weakref.ref[Tensor], given: Tensor) -> None:
-        """Note the tensor that a call is given in place of one: an attribute holds it.
-
-        Args:
-            original: The tensor, which may be gone.
-            given: The one given.
-        """
+        """Note what a call is given for a tensor in an attribute, which may be gone."""
         tensor = referent(original)
         known = original if tensor is None else tensor
         self._made[id(known)] = known, given

@@ -16,7 +16,7 @@ from gradlib.recording.in_words import (
 )
 from gradlib.recording.notes import note
 from gradlib.recording.replay import replay
-from gradlib.recording.replayable import label, no_pass
+from gradlib.recording.replayable import label
 from gradlib.recording.trace import FIELDS, CallTrace, Key
 from gradlib.render import Printable, Table
 from gradlib.sharded import own_part
@@ -334,7 +334,9 @@ class Call(Printable):
         """
         only = self._only_pass("replay()")
         if only is None:
-            raise no_pass(self._trace)
+            raise CannotReplayError(
+                f"There is no backward pass to compute again: {self.note}."
+            )
         return only.replay()
 
     def __repr__(self) -> str:

@@ -40,9 +40,6 @@ def _grads_of_others_kept(outputs: Iterable[Tensor]) -> Generator[None]:
     A checkpoint's own pass adds to all leaves behind it, and leaves outside of the
     model are no copies. They are found as the checkpoint computes again. Their
     post-accumulate-grad hooks do not run.
-
-    Args:
-        outputs: The outputs at which the pass begins.
     """
     before: dict[int, tuple[Any, Tensor | None, list[Any]]] = {}
     watched: dict[Any, Callable[..., Any]] = {}  # a checkpoint's node -> its function

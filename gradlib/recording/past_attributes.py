@@ -144,10 +144,6 @@ class PastAttributes:
 
         Modules of one class of torch are mostly made alike: if nothing in the first had
         to be copied, nothing in a second one has to.
-
-        Args:
-            module: The module.
-            moment: The present moment.
         """
         kind, state = type(module), vars(module)
         if kind in self._likes:

@@ -91,10 +91,6 @@ def replay(
 def forward_again(trace: CallTrace, change: Change) -> Ends:
     """Compute again what a call returned and left, from changed values.
 
-    Args:
-        trace: The call.
-        change: Maps a recorded tensor to the one to use.
-
     Raises:
         CannotReplayError: Too little is known of the call.
     """

@@ -13,7 +13,6 @@ from gradlib.opaque import NotSaved, keep_opaque
 from gradlib.plain_tensors import wide
 from gradlib.private.modes import values_are_stand_ins
 from gradlib.recording.in_words import quoted
-from gradlib.recording.notes import note
 from gradlib.recording.places import input_name
 from gradlib.recording.state import History, World
 from gradlib.recording.trace import BATCHED_PASS, Block, CallTrace
@@ -23,13 +22,6 @@ from gradlib.subclasses import is_of_other_class
 def label(trace: CallTrace) -> str:
     """Return how a message names a call."""
     return f"call {trace.index} of {quoted(trace.name)}"
-
-
-def no_pass(trace: CallTrace) -> CannotReplayError:
-    """Return the error for a call that no backward pass has reached."""
-    return CannotReplayError(
-        f"There is no backward pass to compute again: {note(trace)}."
-    )
 
 
 def require_replayable(block: Block) -> History:
@@ -96,12 +88,7 @@ def state_of(trace: CallTrace) -> tuple[History, World]:
 
 
 def require_whole(trace: CallTrace, number: int) -> None:
-    """Raise unless a pass gave a call its whole VJP, and no more.
-
-    Args:
-        trace: The call.
-        number: Our number of the backward pass.
-    """
+    """Raise unless a pass gave a call its whole VJP, and no more."""
     before = trace.graph_before(number)
     if before is not None:
         fix = (

@@ -15,12 +15,7 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors share the memory of some entry.
-
-    Args:
-        a: A tensor.
-        b: A tensor with the same storage.
-    """
+    """Tell whether two tensors of one storage share the memory of some entry."""
     if a.dtype != b.dtype:  # entries of the one lie between those of the other
         return True
     far = max(it.storage_offset() + extent(it) for it in (a, b))
@@ -30,12 +25,7 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def same_part(made: Tensor, whole: Tensor, part: Tensor) -> Tensor | None:
-    """Return the part of a copy that a tensor shows of the original.
-
-    Args:
-        made: The copy.
-        whole: The original.
-        part: A tensor with the storage of the original.
+    """Return the part of `made`, a copy of `whole`, that `part` shows of `whole`.
 
     Returns:
         ``None`` where it shows other memory too, or the copy is laid out otherwise.

@@ -37,12 +37,6 @@ def written_between(
     The value in the pass is known if nothing was written after the pass and before the
     next call, or since if there is none.
 
-    Args:
-        trace: The call.
-        number: Our number of the backward pass.
-        traces: The calls of the recording.
-        tolerance: How far two gradients may be apart.
-
     Returns:
         Their names in the called module; empty where later values explain nothing.
     """
@@ -68,15 +62,8 @@ def perhaps_written(
     """Return the weights and buffers that may have had other values in the pass.
 
     They have other values later, autograd saw no write, and with these values the
-    gradients are others than those replayed. If they were written to again after the
-    pass, what they were in it is not known.
-
-    Args:
-        trace: The call.
-        number: Our number of the backward pass.
-        replayed: The shares that a replay computes with the values of the forward.
-        traces: The calls of the recording.
-        tolerance: How far two gradients may be apart.
+    gradients are others than `replayed`, those with the values of the forward. If they
+    were written to again after the pass, what they were in it is not known.
     """
     later = _later(trace, number, traces).items()
     found: Later = {key: it for key, it in later if it[2]}

@@ -206,12 +206,7 @@ def _holds_grad(value: object) -> bool:
 
 
 def _behind(last: _Step, steps: _Steps) -> Iterator[_Step]:
-    """Yield a step, and the earlier ones that its value comes from, the nearest first.
-
-    Args:
-        last: The step to begin with.
-        steps: All steps of the same code.
-    """
+    """Yield a step, and the earlier ones its value comes from, the nearest first."""
     waiting, seen = deque([last]), {last}
     while waiting:
         step = waiting.popleft()

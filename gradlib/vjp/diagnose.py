@@ -18,9 +18,6 @@ def diagnose(arguments: Arguments) -> Diagnosis | None:
 
     Nothing runs, and the graph stays as it is. A graph that was freed and a tensor that
     was changed in place show only when the call runs: `explain_raised` is for those.
-
-    Args:
-        arguments: The call, as `read_arguments` returns it.
     """
     found = _found(arguments)
     return None if found is None else in_own_names(found, arguments)

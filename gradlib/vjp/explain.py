@@ -4,7 +4,7 @@ from typing import Any
 
 from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.diagnose import diagnose
-from gradlib.vjp.explanation import VJPExplanation, explained, refused
+from gradlib.vjp.explanation import VJPExplanation, explained
 from gradlib.vjp.product import multiply
 from gradlib.vjp.raised import explain_own
 from gradlib.vjp.source import site_of_caller
@@ -92,4 +92,4 @@ def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExpla
                 if str(error).startswith(_DONATED):
                     error.add_note(_COMPILED)
                 raise
-    return refused(found)
+    return VJPExplanation(ok=False, code=found.code, meaning=found.text)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gradlib.render import STYLE
-from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.equation import equation
 from gradlib.vjp.meaning import headline
 from gradlib.vjp.product import Jacobian, Product
@@ -94,11 +93,6 @@ class VJPExplanation:
         what_is_wrong = self.meaning.split("\n\n")[0]
         why_not = self.note or f"[{self.code}] {what_is_wrong}"
         return draw(self._product, why_not, ax)
-
-
-def refused(diagnosis: Diagnosis) -> VJPExplanation:
-    """Explain a call that autograd cannot make."""
-    return VJPExplanation(ok=False, code=diagnosis.code, meaning=diagnosis.text)
 
 
 def explained(product: Product) -> VJPExplanation:
