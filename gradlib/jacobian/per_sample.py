@@ -20,6 +20,7 @@ from gradlib.jacobian.arguments import (
     read,
 )
 from gradlib.jacobian.check import (
+    Seen,
     bytes_of_check,
     may_look,
     require_loss,
@@ -225,17 +226,31 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
             blocks = row_by_row()
         if look and not plan.check_first:
             seen = look()
-        try:
-            if seen is not None:
-                require_truth(seen, blocks)
-        except NoSuchWayError:
-            if mode != "auto" or seen is None:
-                raise
-            blocks = row_by_row()
-            require_truth(replace(seen, mode="loop"), blocks)
-        if create_graph and seen is not None:
-            require_loss(seen)
+        if seen is not None:
+            blocks = _proven(seen, blocks, row_by_row if mode == "auto" else None)
+            if create_graph:
+                require_loss(seen)
     return nested(graph, arguments.inner, blocks) if out is None else out
+
+
+def _proven(
+    seen: Seen,
+    blocks: dict[Block, Tensor],
+    row_by_row: Callable[[], dict[Block, Tensor]] | None,
+) -> dict[Block, Tensor]:
+    """Return the blocks that say the truth: these, or else those computed row by row.
+
+    Raises:
+        GradlibError: Neither do, or there is no other way as the mode was asked for.
+    """
+    try:
+        require_truth(seen, blocks)
+    except NoSuchWayError:
+        if row_by_row is None:
+            raise
+        blocks = row_by_row()
+        require_truth(replace(seen, mode="loop"), blocks)
+    return blocks
 
 
 @torch.inference_mode(False)  # which lets autograd record, under no_grad() too
