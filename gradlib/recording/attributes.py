@@ -72,9 +72,8 @@ def left_in(module: nn.Module) -> Iterator[tuple[str, int, Tensor]]:
     own = vars(module).copy().items()
     kept = [(name, it) for name, it in own if name not in OF_TORCH]
     for name, value in [*kept, *own_buffers(module).copy().items()]:
-        for place, tensor in enumerate(_tensors_in([value], DEPTH)):
-            if _has_graph(tensor):
-                yield name, place, tensor
+        for place, tensor in left_in_arguments([value]):
+            yield name, place, tensor
 
 
 def left_in_arguments(given: Iterable[Any]) -> Iterator[tuple[int, Tensor]]:

@@ -1,7 +1,7 @@
 """How far two values are apart, and how far they may be."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -272,15 +272,14 @@ def _is_saved(key: object) -> bool:
     return isinstance(key, _PLAIN_KEYS)
 
 
-def _other_names(some: Iterable[Any], others: Iterable[Any]) -> str:
+def _other_names(some: Collection[Any], others: Collection[Any]) -> str:
     """Return a name only in the one structure, and one only in the other, or ``""``.
 
     It is empty unless both have names: a named tuple and a tuple, or a list, have their
     leaves in the same order.
     """
-    mine, theirs = list(some), list(others)
-    one = next(it for it in mine if it not in theirs)[-1:]
-    other = next(it for it in theirs if it not in mine)[-1:]
+    one = next(it for it in some if it not in others)[-1:]
+    other = next(it for it in others if it not in some)[-1:]
     named = all(isinstance(step, str | NotSaved) for step in (*one, *other))
     return f"{one[0]!r} and {other[0]!r}" if one and other and named else ""
 

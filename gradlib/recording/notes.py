@@ -120,18 +120,12 @@ def _why_never(call: CallTrace) -> list[str]:
 
 def closed(call: CallTrace) -> list[str]:
     """Name the values that were not opened, each with its class."""
+    given, returned = call.inputs.leaves, call.output_leaves()
     found = [
-        *((input_name(call, it), call.inputs.leaves[it]) for it in call.closed_inputs),
-        *_closed_outputs(call),
+        *((input_name(call, it), given[it]) for it in call.closed_inputs),
+        *((output_name(call, it), returned[it]) for it in call.closed_outputs),
     ]
     return [NOT_OPENED.format(name, leaf.text) for name, leaf in found]
-
-
-def _closed_outputs(call: CallTrace) -> list[tuple[str, Any]]:
-    if call.output is None:
-        return []
-    leaves = call.output.leaves
-    return [(output_name(call, it), leaves[it]) for it in call.closed_outputs]
 
 
 def _missed(call: CallTrace, passes: list[int]) -> list[str]:
