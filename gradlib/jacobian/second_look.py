@@ -60,7 +60,8 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
             # A sum over samples agrees, but not each: they may be coupled.
             y = tensors_of(base)[root]
             if y.requires_grad:
-                own = [base.leaves[it] for it in _tracked(caller, base)]
+                batched = caller.arguments.batched()
+                own = [base.leaves[it] for it in batched if it in base.leaves]
                 require_no_pair(caller, [y], own)
             return
         verdicts.append(verdict)
@@ -315,11 +316,6 @@ def _size(values: Tensor) -> float:
 def _at(v: Tensor, values: Tensor) -> Tensor:
     """Return the values where v is not zero: elsewhere they may be NaN."""
     return values[v != 0]
-
-
-def _tracked(caller: Caller, base: Called) -> list[int]:
-    """Return the places of the batched inputs that gradients can be taken of."""
-    return [it for it in caller.arguments.batched() if it in base.leaves]
 
 
 def _slope_by_vjp(
