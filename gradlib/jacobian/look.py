@@ -246,10 +246,9 @@ def _is_right_at_once(graph: Graph, blocks: Mapping[Block, Tensor], look: Look) 
         apart.append(norm(total - grad))
         sizes.append(norm(total))
     close = closeness(graph)
-    if len({it.device for it in apart}) > 1:
-        return all(bool(a < close * b) for a, b in zip(apart, sizes, strict=True))
-    # This waits for a GPU once.
-    numbers: list[float] = cast(Any, torch.stack((*apart, *sizes))).tolist()
+    # Together, which waits for a GPU once.
+    every = torch.stack([it.to(apart[0]) for it in (*apart, *sizes)])
+    numbers: list[float] = cast(Any, every).tolist()
     pairs = zip(numbers, numbers[len(apart) :], strict=False)
     return all(a < close * b for a, b in pairs)
 

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import chain
 from operator import add
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -291,8 +292,7 @@ class CallTrace:
 
     def given(self, gathered: str, number: int) -> set[Key]:
         """Return the keys that got a gradient in one backward pass."""
-        dropped = self._dropped(number) if gathered == "shares" else set[Key]()
-        return self._reached(gathered, number) - dropped
+        return self._reached(gathered, number) - self._dropped(gathered, number)
 
     def _reached(self, gathered: str, number: int) -> set[Key]:
         asked = self.block.torch_numbers(number)
@@ -303,31 +303,29 @@ class CallTrace:
             if any(torch_number in grads for torch_number in asked)
         }
 
-    def _dropped(self, number: int) -> set[Key]:
-        """Return the keys whose gradient a pass computed and then dropped.
+    def _dropped(self, gathered: str, number: int) -> set[Key]:
+        """Return the keys whose share a pass computed and then dropped.
 
         The backward of a custom Function computes a gradient for each of its inputs,
         also in a pass that was asked for other gradients only.
         """
+        if gathered != "shares":
+            return set()
         hooked = {key for flow in self.flows for key in flow.totals}
         return hooked - self._reached("totals", number)
 
     def gradients(self, gathered: str, number: int) -> dict[Key, Any]:
         """Return the gradients of one field of `Flow` in one backward pass."""
         asked = self.block.torch_numbers(number)
-        found: dict[Key, list[Any]] = {}
+        dropped = self._dropped(gathered, number)
+        wholes: dict[Key, Any] = {}
         for key, several in self._gathered(gathered).items():
-            for grads in several:
-                parts = [grads[it] for it in asked if it in grads]
-                if not parts:
-                    continue
-                found.setdefault(key, []).extend(parts)
-                if gathered == "totals":
-                    break  # a checkpoint's copy of a tensor hands on the same total
-        if gathered == "shares":
-            for key in self._dropped(number):
-                found.pop(key, None)
-        wholes = {key: whole(parts) for key, parts in found.items()}
+            found = [[grads[it] for it in asked if it in grads] for grads in several]
+            parts = [it for it in found if it]
+            if gathered == "totals":
+                del parts[1:]  # a checkpoint's copy of a tensor hands on the same total
+            if parts and key not in dropped:
+                wholes[key] = whole([*chain.from_iterable(parts)])
         self.block.copies.wait()
         return wholes
 
