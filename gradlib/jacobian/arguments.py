@@ -90,6 +90,11 @@ class Asked:
     shared: bool
     place: int | None = None
 
+    @property
+    def key(self) -> int | str:
+        """What it is known by among the inputs, by place, and parameters, by name."""
+        return self.name if self.place is None else self.place
+
 
 @dataclass(frozen=True)
 class Arguments:

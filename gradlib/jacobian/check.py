@@ -25,7 +25,7 @@ from gradlib.jacobian.differences import (
     Caller,
     OtherOutputsError,
 )
-from gradlib.jacobian.directions import key, meant
+from gradlib.jacobian.directions import meant
 from gradlib.jacobian.first_look import Slopes, first_slopes, length
 from gradlib.jacobian.forward import BY_COLUMNS
 from gradlib.jacobian.generators import RandomState
@@ -344,7 +344,7 @@ def _factors(
     """
     for point, it in enumerate(slopes.caller.arguments.asked):
         block = blocks[root, point].detach()
-        u = slopes.along[key(it)].to(block)
+        u = slopes.along[it.key].to(block)
         yield (
             block.reshape(graph.batch, graph.rows(root), graph.columns(point)),
             u.flatten() if it.shared else u.reshape(graph.batch, -1, 1),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.jacobian.arguments import Arguments, Asked
+from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.graph import Graph
 
@@ -49,15 +49,10 @@ class Meant:
     constant: dict[int | str, set[int]]
 
 
-def key(it: Asked) -> int | str:
-    """Return the key of a tensor among `Moves`."""
-    return it.name if it.place is None else it.place
-
-
 def meant(arguments: Arguments, graph: Graph) -> Meant:
     """Return the limits on directions that a graph's nodes set."""
     keys = {
-        node: key(it) for it, (node, _) in zip(arguments.asked, graph.ends, strict=True)
+        node: it.key for it, (node, _) in zip(arguments.asked, graph.ends, strict=True)
     }
     symmetric = triangular = None
     constant: dict[int | str, set[int]] = {}
@@ -87,9 +82,9 @@ def direction(chance: Chance, arguments: Arguments, meant: Meant) -> Moves:
             made = (made + made.mT) / 2
         if meant.triangular is not None and _is_square(it.value):
             made = _as_triangular_as(it.value, made)
-        for row in meant.constant.get(key(it), ()):
+        for row in meant.constant.get(it.key, ()):
             made[row] = 0
-        moves[key(it)] = made
+        moves[it.key] = made
     return moves
 
 

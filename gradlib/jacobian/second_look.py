@@ -15,7 +15,7 @@ from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.causes import cut_path, samples_in
 from gradlib.jacobian.coupling import require_no_pair
 from gradlib.jacobian.differences import HIDING, ROUNDING, Caller, tensors_of
-from gradlib.jacobian.directions import Moves, key
+from gradlib.jacobian.directions import Moves
 from gradlib.jacobian.graph import Graph, output_path
 from gradlib.jacobian.look import TIMES
 from gradlib.jacobian.repeatable import REPEATS, is_repeated, require_as_first
@@ -111,12 +111,12 @@ def _thinned(caller: Caller, moves: Moves) -> Moves:
     """Return a direction in which only a few entries of each sample move."""
     thin: Moves = {}
     for it in caller.arguments.asked:
-        moved = moves[key(it)]
+        moved = moves[it.key]
         rows = moved.reshape(1 if it.shared else len(moved), -1)
         drawn = caller.chance.vector(rows).abs()
         few = drawn.topk(min(THIN, rows.shape[1])).indices
         kept = torch.zeros_like(rows).scatter(1, few, rows.gather(1, few))
-        thin[key(it)] = kept.view_as(moved)
+        thin[it.key] = kept.view_as(moved)
     return thin
 
 
@@ -327,7 +327,7 @@ def _slope_by_vjp(
     rows: Tensor,
 ) -> tuple[float, float]:
     """Return the slope of ``v · y`` along a direction, and the norm of its terms."""
-    keys = [key(it) for it in arguments.asked]
+    keys = [it.key for it in arguments.asked]
     if not y.requires_grad:
         return 0.0, 0.0
     grads = torch.autograd.grad(
