@@ -36,15 +36,9 @@ class Plan(Printable):
     """How a Jacobian will be computed. It prints as a table of all ways.
 
     Attributes:
-        mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``; or a shorter way.
-            ``"chain"`` multiplies the Jacobians of the layers, ``"structure"`` those of
-            the graph's operations, axis by axis. ``"diagonal"``, for elementwise
-            functions, takes the slopes from one pass. ``"by sample"``, for parameters,
-            multiplies each sample's input of an operation with the gradient of its
-            output. ``"stacked"`` goes in reverse, with several rows in one pass as if
-            they were more samples; ``"pushed"`` goes forward, with several columns.
-            ``"replicas"``, for small transformers, passes each sample once for each
-            row.
+        mode: ``"reverse"``, ``"forward"``, ``"split"`` or ``"loop"``; or a shorter way,
+            as ``"chain"``. The reference of per-sample Jacobians says what each does,
+            under "What a plan calls its way".
         why: Why this mode, in a clause.
         chunk: How many rows or columns one pass computes.
         counts: For each mode, how many rows or columns it computes, or why it cannot be
