@@ -24,10 +24,12 @@ class Nodes:
             CPU.
         python: A custom ``torch.autograd.Function``: its backward may have no graph.
         once: A custom function whose backward is marked with ``once_differentiable``.
+        no_second: The node nearest to the output whose backward torch has no derivative
+            of, which columns need.
+        no_second_at: Its number in the graph, with the output's first.
         wrong_without_graph: Whether a node's backward is right only with
             ``create_graph=True``.
-        wrong_at_once: A node that torch gets wrong for several vectors in one pass, and
-            differentiates only once.
+        wrong_at_once: A node that torch gets wrong for several vectors in one pass.
         wrong_at_once_twice: The same with ``create_graph=True``.
         wrong_twice: A node whose second derivative torch gets wrong.
         wrong_thrice: A node whose third derivative torch gets wrong.
@@ -38,6 +40,8 @@ class Nodes:
     convolution: bool
     python: str | None = None
     once: str | None = None
+    no_second: str | None = None
+    no_second_at: int = -1
     wrong_without_graph: bool = False
     wrong_at_once: str | None = None
     wrong_at_once_twice: str | None = None
@@ -52,8 +56,10 @@ class Nodes:
 # The gradient of a singular matrix is right only with create_graph=True, which computes
 # it in another way.
 _WRONG_WITHOUT_GRAPH = "LinalgDet"
-# vmap of its backward is wrong, also for this node alone; that has no derivative.
+# vmap of its backward is wrong, also for this node alone.
 _WRONG_AT_ONCE = "Cdist"
+# The second are the fused kernels of attention.
+_NO_SECOND = ("Cdist", "ScaledDotProduct")
 # The first is fused, and has another formula with create_graph=True. The second takes
 # the logarithm of gradients, which may be zero.
 _WRONG_TWICE = ("WeightNormInterface", "Logcumsumexp")
@@ -82,7 +88,7 @@ def nodes_of(graph: Graph) -> Nodes:
         NoSuchWayError: A backward pass would end the process.
     """
     convolution = wrong_without_graph = False
-    names: dict[str, str] = {}
+    names: dict[str, Any] = {}
     for number, name, kinds in _noteworthy(graph.drawing):
         node = graph.nodes[number]
         if "group_norm" in kinds and 0 not in graph.drawing.positions[number]:
@@ -93,6 +99,8 @@ def nodes_of(graph: Graph) -> Nodes:
                 names["once"] = name
         convolution = convolution or "convolution" in kinds
         wrong_without_graph = wrong_without_graph or "wrong_without_graph" in kinds
+        if "no_second" in kinds and "no_second" not in names:
+            names |= {"no_second": name, "no_second_at": number}
         for kind in kinds & {"wrong_at_once", "wrong_twice"}:
             names[kind] = name
         if "wrong_thrice" in kinds and _computes_statistics(node):
@@ -121,6 +129,7 @@ def _kinds(name: str) -> frozenset[str]:
     kinds = {
         "convolution": "Convolution" in name,
         "wrong_without_graph": name.startswith(_WRONG_WITHOUT_GRAPH),
+        "no_second": name.startswith(_NO_SECOND),
         "wrong_at_once": name.startswith(_WRONG_AT_ONCE),
         "wrong_twice": name.startswith(_WRONG_TWICE),
         "wrong_thrice": name.startswith(_WRONG_THRICE),

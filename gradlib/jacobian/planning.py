@@ -186,8 +186,13 @@ def _counts(
         columns = halves = f"{known.python} may have no graph of its own"
     elif known.mixing:
         columns = halves = f"{known.mixing} mixes the samples"
-    elif known.wrong_at_once:  # a split may have it before its tensor, where rows are
-        columns = f"torch differentiates {known.wrong_at_once} only once"
+    elif known.no_second:
+        columns = f"torch differentiates {known.no_second} only once"
+        # Of what comes before its tensor, a split computes rows.
+        if isinstance(cut, Cut) and known.no_second_at < graph.nodes.index(
+            cut.edge.node
+        ):
+            halves = columns
     counts = {"reverse": rows, "forward": columns, "split": halves, "loop": rows}
     return counts, None if isinstance(cut, str) else cut
 

@@ -1,5 +1,6 @@
 """Where torch goes wrong behind a Jacobian, and with what: each must stay so, or go."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from torch.func import vmap
 from torch.testing import assert_close
 
 import gradlib
+from gradlib import NoSuchWayError
 from gradlib.random_state import seed_all
 
 
@@ -92,11 +94,61 @@ def test_the_plan_says_why_rows_go_one_by_one() -> None:
     assert "wrong for several rows of CdistBackward0 at once" in plan.why
 
 
-def test_the_plan_has_no_columns_where_torch_has_no_second_derivative() -> None:
-    x, centres = torch.randn(3, 2), torch.randn(20, 2)
-    plan = gradlib.plan_jacobian(lambda x: torch.cdist(x[:, None], centres), x)
-    assert plan.mode == "loop"
-    assert plan.counts["forward"] == "torch differentiates CdistBackward0 only once"
+def _distances(x: Tensor) -> Tensor:
+    return torch.cdist(x[:, None], torch.linspace(0, 1, 40).view(20, 2))[:, 0]
+
+
+def _attention(x: Tensor) -> Tensor:
+    """Attend over 20 tokens of one head, by a fused kernel."""
+    tokens = x[:, None, None, :] * torch.linspace(0, 1, 20)[:, None]
+    return F.scaled_dot_product_attention(tokens, tokens, tokens).flatten(1)
+
+
+_ON_CPU = torch.get_default_device().type == "cpu"
+FUSED = pytest.mark.skipif(not _ON_CPU, reason="a GPU may have no such kernel")
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (_distances, "Cdist"),
+        pytest.param(_attention, "ScaledDotProduct", marks=FUSED),
+    ],
+)
+def test_the_plan_has_no_columns_where_torch_has_no_second_derivative(
+    fn: Callable[[Tensor], Tensor], name: str
+) -> None:
+    x = torch.randn(3, 2)
+    with pytest.raises(NoSuchWayError, match="cannot be differentiated twice"):
+        gradlib.per_sample_jacobian(fn, x, mode="forward")
+    plan = gradlib.plan_jacobian(fn, x)
+    why = str(plan.counts["forward"])
+    assert re.fullmatch(rf"torch differentiates {name}\w*Backward0 only once", why)
+    assert plan.mode != "forward"
+    truth = gradlib.per_sample_jacobian(fn, x, mode="loop")
+    assert_close(gradlib.per_sample_jacobian(fn, x), truth)
+
+
+@pytest.mark.parametrize("fn", [_distances, pytest.param(_attention, marks=FUSED)])
+def test_a_split_may_have_it_before_its_tensor_but_not_after(
+    fn: Callable[[Tensor], Tensor],
+) -> None:
+    narrow, wide = nn.Linear(2, 1), torch.linspace(0, 1, 40)
+
+    def before(x: Tensor) -> Tensor:
+        return fn(x.tanh()).mean(1, keepdim=True).sin() * wide
+
+    def after(x: Tensor) -> Tensor:
+        return fn(narrow(x).sin() * wide[:2])
+
+    x = torch.randn(3, 2)
+    assert gradlib.plan_jacobian(before, x, mode="split").counts["split"] == 1
+    found = gradlib.per_sample_jacobian(before, x, mode="split")
+    assert_close(found, gradlib.per_sample_jacobian(before, x, mode="loop"))
+    plan = gradlib.plan_jacobian(after, x, mode="split")
+    assert "only once" in str(plan.counts["split"])
+    with pytest.raises(NoSuchWayError, match="cannot be differentiated twice"):
+        gradlib.per_sample_jacobian(after, x, mode="split")
 
 
 class Triples(torch.autograd.Function):
