@@ -213,11 +213,17 @@ class Scene:
             ) from cause
 
     def _modules(self) -> Iterable[nn.Module]:
-        """Return the modules that may run: one may call others than those inside it."""
+        """Return the modules that may run and have to be set.
+
+        A call may use others than those inside its module. Those that still stand as
+        they did need not be set, and may not be written to: what a call wrote has
+        changed since.
+        """
         inner = modules_of_call(self._trace, self._history)
         if all(map(self._calls_no_others, inner)):
             return inner
-        return dict.fromkeys((*inner, *self._history.modules))
+        others = self._history.changed(self._trace.moment, inner)
+        return dict.fromkeys((*inner, *others))
 
     def _calls_no_others(self, module: nn.Module) -> bool:
         """Tell whether a module is torch's own, with nothing added to what it runs."""

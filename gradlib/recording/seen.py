@@ -6,7 +6,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradlib.recording.kept import Kept
 from gradlib.recording.past_attributes import Attributes
@@ -75,6 +75,29 @@ class Seen:
         place = bisect_right(past, moment, key=itemgetter(0))
         return past[place][1] if place < len(past) else getattr(self, field)
 
+    def last_change(self) -> int:
+        """Return the moment since which all fields are what they are."""
+        past = self._past or {}
+        return max((until for *_, (until, _) in past.values()), default=0)
+
     def past(self, field: str) -> list[tuple[int, Any]]:
         """Return a field's past values, each with the moment at which it went."""
         return [] if self._past is None else self._past.get(field, [])
+
+
+def are_as_kept(own: Mapping[str, Tensor | None], known: Tensors) -> bool:
+    """Tell whether tensors are those that are kept, and were not changed since."""
+    if len(own) != len(known):
+        return False
+    for name, tensor in own.items():
+        kept = known.get(name)
+        if kept is None or tensor is None:
+            if kept is not tensor:
+                return False
+        elif (
+            tensor is not kept.tensor
+            or kept.was_written_to()
+            or tensor.requires_grad != kept.requires_grad
+        ):
+            return False
+    return True

@@ -1,6 +1,7 @@
 """What a replay of a call needs besides its arguments."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -32,7 +33,8 @@ from gradlib.private.modules import (
 )
 from gradlib.recording.kept import Kept
 from gradlib.recording.past_attributes import Attributes, PastAttributes
-from gradlib.recording.seen import Children, Hooks, Seen, Tensors
+from gradlib.recording.seen import Children, Hooks, Seen, Tensors, are_as_kept
+from gradlib.recording.standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class History:
         self._hooks_set = -1  # how many hooks torch had set then
         self._world: World | None = None
         self._all_are_hooked = False  # by a global module hook
+        self._standing: Standing | None = None  # while it is used for several replays
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -267,6 +270,24 @@ class History:
         """Return the class that `module` had at a moment."""
         return self._at(module, "kind", moment, type(module))
 
+    @contextmanager
+    def looked_at_once(self) -> Generator[None]:
+        """Compare the modules with what is known of them once for several replays."""
+        self._standing = Standing(self._seen, self._modules)
+        try:
+            yield
+        finally:
+            self._standing = None
+
+    def changed(self, moment: int, inner: Collection[nn.Module]) -> list[nn.Module]:
+        """Return the modules that are not known to be as they were at a moment.
+
+        With them come those that share a weight or buffer with modules in `inner`.
+        """
+        standing = self._standing or Standing(self._seen, self._modules)
+        held = {id(kept) for it in inner for kept in self.at(it, moment).values()}
+        return standing.changed(moment, held)
+
     def _at(self, module: nn.Module, field: str, moment: int, now: Any) -> Any:
         """Return a field's value at a moment; `now` if the module was never seen."""
         seen = self._seen.get(module)
@@ -318,7 +339,7 @@ class History:
         # A hook that is set or removed later counts for the calls from here on.
         if seen.hooks is not None or hooks_set() != self._hooks_set:
             self._look_at_hooks(seen, module, since)
-        if not _are_as_kept(own, known):
+        if not are_as_kept(own, known):
             self._look_at_tensors(seen, "parameters", own, since)
         if buffers := own_buffers(module):  # a call may change its own, as BatchNorm
             self._look_at_tensors(seen, "buffers", buffers, since)
@@ -395,20 +416,6 @@ def autocast_now() -> dict[str, torch.dtype]:
         for device in AUTOCAST_DEVICES
         if torch.is_autocast_enabled(device)
     }
-
-
-def _are_as_kept(own: Mapping[str, Tensor | None], known: Tensors) -> bool:
-    """Tell whether tensors are those that are kept, and none was written to since."""
-    if len(own) != len(known):
-        return False
-    for name, tensor in own.items():
-        kept = known.get(name)
-        if kept is None:
-            if tensor is not None:
-                return False
-        elif tensor is not kept.tensor or kept.was_written_to():
-            return False
-    return True
 
 
 _UNKNOWN: Final[Any] = object()

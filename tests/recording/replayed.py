@@ -66,6 +66,12 @@ def assert_replays(
                 assert_close(getattr(again, field), getattr(pass_, field), **tolerance)
             for field in ("grad_input_total", "param_grads_total"):
                 assert_close(getattr(again, field), getattr(pass_, field))
+    assert_unchanged(model, before)
+    assert_same(values_of(recording), kept)
+
+
+def assert_unchanged(model: nn.Module, before: dict[str, Any]) -> None:
+    """Assert that the state is what `everything` returned before."""
     after = everything(model)
     for key, value in before.items():
         if isinstance(value, Tensor):
@@ -77,7 +83,6 @@ def assert_replays(
             assert torch.equal(value[1], after[key][1]), key
         else:
             assert value == after[key], key
-    assert_same(values_of(recording), kept)
 
 
 def values_of(recording: gradlib.Recording) -> list[Tensor]:

@@ -10,8 +10,9 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrizations, parametrize
 
 import gradlib
+from gradlib.recording.scene import Scene
 
-from .replayed import assert_replays, loss_of, replays
+from .replayed import assert_replays, assert_unchanged, everything, loss_of, replays
 
 
 def test_modules_of_one_class_of_which_one_has_more() -> None:
@@ -300,3 +301,156 @@ def test_a_class_that_changes_after_the_call() -> None:
             match="was a ParametrizedLinear then and is a Linear now",
         ):
             recording[name, 0].replay()
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+class Elsewhere(nn.Module):
+    """A module that uses another one of the model, which it does not contain."""
+
+    def __init__(self, other: nn.Module, use: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self._use = lambda x: use(other, x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._use(x) * self.weight
+
+
+class Tied(nn.Module):
+    """Two modules of which the second has the weight of the first, and uses both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3, bias=False)
+        self.second = Elsewhere(self.first, lambda first, x: first(x))
+        self.own = self.second.own = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(x) @ self.own
+
+
+def stepped(model: nn.Module) -> None:
+    torch.optim.SGD(model.parameters(), 0.1).step()
+
+
+def written_behind_torchs_back(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+
+
+def frozen(model: nn.Module) -> None:
+    model.requires_grad_(False)
+
+
+def hooked(model: nn.Module) -> None:
+    def doubled(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+        return 2 * output
+
+    for module in model.modules():
+        module.register_forward_hook(doubled)
+
+
+def in_evaluation(model: nn.Module) -> None:
+    model.eval()
+
+
+def without_bias(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_parameter("bias", None)
+
+
+def as_it_was(_: nn.Module) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        as_it_was,
+        stepped,
+        written_behind_torchs_back,
+        frozen,
+        hooked,
+        in_evaluation,
+        without_bias,
+    ],
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(3, 3),
+        lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)),
+        lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout()),
+    ],
+    ids=["linear", "norm", "dropout"],
+)
+def test_what_was_used_from_elsewhere_has_changed_since(
+    make: Callable[[], nn.Module], change: Callable[[nn.Module], None]
+) -> None:
+    torch.manual_seed(0)
+    other = make()
+    model = nn.Sequential(other, Elsewhere(other, lambda it, x: it(x).tanh()))
+    with gradlib.record(model) as recording:
+        model(torch.randn(4, 3)).sum().backward()
+    change(model)
+    assert_replays(recording, model)
+    before = everything(model)
+    assert recording.verify().agreed == len(recording)
+    assert_unchanged(model, before)
+
+
+def test_what_was_used_from_elsewhere_has_changed_in_the_block() -> None:
+    other = nn.Linear(3, 3)
+    model = nn.Sequential(other, Elsewhere(other, lambda it, x: it(x).tanh()))
+    with gradlib.record(model) as recording:
+        for _ in range(3):
+            model(torch.randn(4, 3)).sum().backward()
+            stepped(model)
+        model(torch.randn(4, 3)).sum().backward()
+    assert_replays(recording, model)
+    assert recording.verify().agreed == len(recording)
+
+
+def test_only_what_was_used_from_elsewhere_required_grad() -> None:
+    other = nn.Linear(3, 3)
+    borrows = Elsewhere(other, lambda it, x: it(x).tanh())
+    borrows.weight.requires_grad_(False)
+    model = nn.ModuleDict({"other": other, "borrows": borrows})
+    with gradlib.record(model) as recording:
+        borrows(torch.randn(4, 3)).sum().backward()
+    frozen(model)
+    assert_replays(recording, model)
+    assert recording.verify().agreed == len(recording)
+
+
+def test_a_weight_that_is_used_here_and_elsewhere() -> None:
+    with gradlib.record(model := Tied()) as recording:
+        model(torch.randn(4, 3)).sum().backward()
+    assert recording.verify().agreed == len(recording)
+    assert_replays(recording, model)
+
+
+def test_what_stands_as_it_did_is_not_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many, sizes = 12, list[int]()
+    first = Elsewhere(nn.Identity(), lambda it, x: it(x))
+    model = nn.Sequential(first, *[Twice() for _ in range(many)])
+    with gradlib.record(model) as recording:
+        model(torch.randn(4, 3)).sum().backward()
+    modules_of = Scene._modules
+
+    def counted(scene: Scene) -> Any:
+        found = [*modules_of(scene)]
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(Scene, "_modules", counted)
+    assert recording.verify().agreed == len(recording)
+    # The first one has an attribute that may be anything, so it is set every time.
+    assert sorted(sizes) == [1, *[2] * many, len([*model.modules()])]
