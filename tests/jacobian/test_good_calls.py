@@ -313,7 +313,8 @@ def test_columns_that_are_a_fifth_off_are_no_rounding(
     check: bool, dtype: torch.dtype
 ) -> None:
     more = cast(Any, MoreInRows.apply)
-    for seed in range(8):
+    # In wider dtypes rounding is so far from a fifth that the numbers do not matter.
+    for seed in range(8 if dtype == torch.bfloat16 else 1):
         seed_all(seed)
         for shape in ((1, 3), (4, 3), (2, 16)):
             x = torch.randn(*shape).to(dtype)
