@@ -117,7 +117,7 @@ def see(
     Raises:
         CoupledSamplesError: A sample's output depends on another sample.
         DetachedPathError: Numbers that depend on an input become integers.
-        NoSuchWayError: torch cannot go back to an input, maybe one not asked for.
+        NoSuchWayError: torch cannot go back to an input that is asked for.
     """
     if not any(it.numel() for it in graph.roots):
         return None

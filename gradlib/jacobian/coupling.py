@@ -43,42 +43,57 @@ def require_own_samples(
     One VJP from a random half of the samples must be zero in the other half. For inputs
     that the Jacobian is with respect to that is enough: other coupling shows in its
     slopes. Where there are few samples, those that influence each other may all be in
-    one half, as two views each of two things, so each pair is checked.
+    one half, as two views each of two things, so each pair is checked. Where torch
+    cannot go back to an input that is not asked for, calls with other samples tell.
 
     Returns:
         The VJP, with a gradient for each of the graph's points.
 
     Raises:
         CoupledSamplesError: Samples are coupled.
-        NoSuchWayError: torch cannot go back to an input, maybe one not asked for.
+        NoSuchWayError: torch cannot go back to an input that is asked for.
     """
     half = caller.chance.half(graph.batch)
     shared = caller.arguments.shared
     own = {place: point for place, point in points.items() if not shared[place]}
-    everything = [*own.values(), *graph.points]
+    asked = {id(point) for point in graph.points}
+    may_go_back = True
     try:
-        look = Look.at(caller.chance, graph.roots, everything, half)
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        raise NoSuchWayError(
-            f"{explained(error)} The check goes back to every input; check=False goes "
-            "back to those that argnums names, and to no other."
-        ) from error
+        look = _look(caller, graph, own, half)
+    except NoSuchWayError:  # that is no error for an input that is not asked for
+        may_go_back = False
+        own = {place: point for place, point in own.items() if id(point) in asked}
+        look = _look(caller, graph, own, half)
     number = look.coupled(half, len(own))
     if number is not None:
         place = list(own)[number]
         raise coupled(caller, half, input_path(caller.arguments.inputs, place))
-    asked = {id(point) for point in graph.points}
     others = [
         point
         for point in own.values()
         if id(point) not in asked or graph.batch <= FEW_SAMPLES
     ]
     require_no_pair(caller, graph.roots, others)
-    if not own and graph.batch > 1:
+    if graph.batch > 1 and not (own and may_go_back):
         _require_same_beside_others(caller)
     return Look(look.vectors, look.grads[len(own) :])
+
+
+def _look(
+    caller: Caller, graph: Graph, own: Mapping[int, Tensor], half: Tensor
+) -> Look:
+    """Return the VJP from a half of the samples, to some inputs and the graph's points.
+
+    Raises:
+        NoSuchWayError: torch cannot go back to one of them.
+    """
+    ends = [*own.values(), *graph.points]
+    try:
+        return Look.at(caller.chance, graph.roots, ends, half)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise NoSuchWayError(explained(error)) from error
 
 
 def require_no_pair(
@@ -223,9 +238,10 @@ def beside(caller: Caller, half: Tensor | None) -> list[Tensor]:
 
 
 def _require_same_beside_others(caller: Caller) -> None:
-    """Raise where outputs change with other samples; for inputs that are all integers.
+    """Raise where outputs change with other samples, by calls alone.
 
-    Each sample stays in its place, which may decide what is drawn for it.
+    That is for inputs that are integers, or that torch cannot go back to. Each sample
+    stays in its place, which may decide what is drawn for it.
     """
     try:
         alone = beside(caller, None)

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
-from gradlib import NoSuchWayError
+from gradlib import CoupledSamplesError, NoSuchWayError
 
 from .points import ROWS, alone, points, require_close
 
@@ -315,17 +315,27 @@ def test_a_reentrant_checkpoint_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "loop"])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_a_checkpoint_of_an_input_that_is_not_asked_for_is_in_the_way_of_the_check(
-    mode: str,
-) -> None:
+def test_the_check_goes_around_what_torch_cannot_go_back_through(mode: str) -> None:
     def fn(x: Tensor, z: Tensor) -> Tensor:
         return cast(Tensor, checkpoint(torch.sin, x, use_reentrant=True)) * z
 
     x, z = torch.randn(3, 2), torch.randn(3, 2)
-    with pytest.raises(NoSuchWayError, match=r"use_reentrant=False[^:]*check=False"):
-        gradlib.per_sample_jacobian(fn, x, z, argnums=1, mode=mode)
-    found = gradlib.per_sample_jacobian(fn, x, z, argnums=1, mode=mode, check=False)
+    found = gradlib.per_sample_jacobian(fn, x, z, argnums=1, mode=mode)
     torch.testing.assert_close(found, x.sin().diag_embed())
+    with pytest.raises(CoupledSamplesError, match="the input of another"):
+        gradlib.per_sample_jacobian(
+            lambda x, z: fn(x, z) + x.mean(0), x, z, argnums=1, mode=mode
+        )
+
+
+def test_a_model_that_overwrites_what_it_computed_of_its_input() -> None:
+    model = nn.Sequential(nn.Sigmoid(), nn.ReLU(inplace=True), nn.Linear(3, 2))
+    x = torch.randn(4, 3)
+    found = gradlib.per_sample_jacobian(model, x, argnums="parameters")
+    weights = torch.eye(2)[:, :, None] * x.sigmoid()[:, None, None]
+    torch.testing.assert_close(found["2.weight"], weights)
+    with pytest.raises(NoSuchWayError, match="modified by an inplace operation"):
+        gradlib.per_sample_jacobian(model, x)
 
 
 def test_what_was_overwritten_cannot_be_gone_back_through() -> None:
