@@ -104,7 +104,13 @@ def require_no_pair(
     Raises:
         CoupledSamplesError: Samples are coupled.
     """
-    pair = first_coupled(caller.chance, roots, points)
+    try:
+        pair = first_coupled(caller.chance, roots, points)
+    except RuntimeError as error:  # torch cannot go back to one of them
+        if is_out_of_memory(error):
+            raise
+        _require_same_beside_others(caller)
+        return
     if pair:
         raise coupled(caller, pair[1], "the input")
 

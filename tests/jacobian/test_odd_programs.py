@@ -338,6 +338,17 @@ def test_a_model_that_overwrites_what_it_computed_of_its_input() -> None:
         gradlib.per_sample_jacobian(model, x)
 
 
+def test_such_a_model_at_a_kink() -> None:
+    model = nn.Sequential(
+        nn.Sigmoid(), nn.ReLU(inplace=True), nn.Linear(3, 2), nn.ReLU()
+    )
+    for it in model.parameters():
+        nn.init.zeros_(it)
+    x = torch.randn(4, 3)
+    found = gradlib.per_sample_jacobian(model, x, argnums="parameters")
+    assert not found["2.weight"].any()
+
+
 def test_what_was_overwritten_cannot_be_gone_back_through() -> None:
     def fn(x: Tensor) -> Tensor:
         h = 2 * x
