@@ -50,11 +50,14 @@ class Standing:
 def _stands(seen: Seen, module: nn.Module) -> bool:
     """Tell whether a module is now as it was last seen.
 
-    One with hooks, or with attributes that can change in place, counts as changed.
+    One with hooks, or with attributes that can change in place, counts as changed, and
+    so does one on a GPU: a write through ``tensor.data`` leaves no sign there.
     """
     own, children = vars(module), own_children(module)
+    kept = *seen.parameters.values(), *seen.buffers.values()
     return (
-        seen.kind is type(module)
+        all(it is None or it.tensor.is_cpu for it in kept)
+        and seen.kind is type(module)
         and seen.training is own.get("training", False)
         and seen.hooks is None
         and not any(hook_dicts((module,)))
