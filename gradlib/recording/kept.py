@@ -83,10 +83,9 @@ class Kept:
         # as it resizes lazily shared memory.
         learned = isinstance(tensor, nn.Parameter)
         # On a GPU nothing shows that BatchNorm has written to its statistics.
-        self.is_copy = (
-            not learned
-            and (tensor.numel() <= SMALL or (tensor.is_cuda and tensor.ndim == 1))
-        ) or memory_is_held(tensor)
+        of_features = tensor.is_cuda and tensor.ndim == 1
+        small = not learned and (of_features or tensor.numel() <= SMALL)
+        self.is_copy = small or memory_is_held(tensor)
         self.value = copied(tensor) if self.is_copy else keep(tensor)
         try:
             self._address = data_address(tensor)

@@ -75,6 +75,11 @@ class Seen:
         place = bisect_right(past, moment, key=itemgetter(0))
         return past[place][1] if place < len(past) else getattr(self, field)
 
+    def kept(self) -> list[Kept]:
+        """Return what is kept of the parameters and buffers that stand there."""
+        both = *self.parameters.values(), *self.buffers.values()
+        return [it for it in both if it is not None]
+
     def last_change(self) -> int:
         """Return the moment since which all fields are what they are."""
         past = self._past or {}

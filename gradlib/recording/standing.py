@@ -30,8 +30,7 @@ class Standing:
             if known is None or not _stands(known, module):
                 self._of[module] = sys.maxsize, frozenset()
             else:
-                kept = *known.parameters.values(), *known.buffers.values()
-                self._of[module] = known.last_change(), frozenset(map(id, kept))
+                self._of[module] = known.last_change(), frozenset(map(id, known.kept()))
 
     def changed(self, moment: int, held: Set[int]) -> list[nn.Module]:
         """Return the modules that have changed since a moment, or share a tensor.
@@ -54,9 +53,8 @@ def _stands(seen: Seen, module: nn.Module) -> bool:
     so does one on a GPU: a write through ``tensor.data`` leaves no sign there.
     """
     own, children = vars(module), own_children(module)
-    kept = *seen.parameters.values(), *seen.buffers.values()
     return (
-        all(it is None or it.tensor.is_cpu for it in kept)
+        all(it.tensor.is_cpu for it in seen.kept())
         and seen.kind is type(module)
         and seen.training is own.get("training", False)
         and seen.hooks is None

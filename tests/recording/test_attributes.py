@@ -879,7 +879,7 @@ class RaisesInTuple(tuple[int, ...]):
 class RefusesItsClass:
     """Does not tell its class."""
 
-    __class__ = property(lambda _: 1 / 0)  # type: ignore[assignment]
+    __class__ = property(lambda _: 1 / 0)  # type: ignore[assignment] (on purpose)
 
 
 ODD: dict[str, Callable[[], Any]] = {
