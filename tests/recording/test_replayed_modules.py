@@ -346,10 +346,11 @@ def frozen(model: nn.Module) -> None:
     model.requires_grad_(False)
 
 
-def hooked(model: nn.Module) -> None:
-    def doubled(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
-        return 2 * output
+def doubled(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+    return 2 * output
 
+
+def hooked(model: nn.Module) -> None:
     for module in model.modules():
         module.register_forward_hook(doubled)
 
@@ -362,6 +363,12 @@ def without_bias(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.register_parameter("bias", None)
+
+
+def replaced(model: nn.Module) -> None:
+    for module in [*model.modules()][1:]:
+        if isinstance(module, nn.Sequential):
+            module[0] = nn.Identity()
 
 
 def as_it_was(_: nn.Module) -> None:
@@ -378,6 +385,7 @@ def as_it_was(_: nn.Module) -> None:
         hooked,
         in_evaluation,
         without_bias,
+        replaced,
     ],
 )
 @pytest.mark.parametrize(
@@ -412,6 +420,17 @@ def test_what_was_used_from_elsewhere_has_changed_in_the_block() -> None:
             model(torch.randn(4, 3)).sum().backward()
             stepped(model)
         model(torch.randn(4, 3)).sum().backward()
+    assert_replays(recording, model)
+    assert recording.verify().agreed == len(recording)
+
+
+def test_what_was_used_from_elsewhere_had_a_hook() -> None:
+    other = nn.Linear(3, 3)
+    model = nn.Sequential(other, Elsewhere(other, lambda it, x: it(x)))
+    handle = other.register_forward_hook(doubled)
+    with gradlib.record(model) as recording:
+        model(torch.randn(4, 3)).sum().backward()
+    handle.remove()
     assert_replays(recording, model)
     assert recording.verify().agreed == len(recording)
 
