@@ -82,14 +82,26 @@ NO_COLUMNS = (
 class Linearized:
     """The linear map from tangents at a tensor or edge to those of the outputs."""
 
-    def __init__(self, outputs: Sequence[Tensor], place: Differentiable) -> None:
-        """Go back once, with vectors v that require grad."""
-        # Any v will do, but for zeros: some backward passes return nothing for them.
-        self._v = [torch.ones_like(y).requires_grad_() for y in outputs]
+    def __init__(
+        self,
+        outputs: Sequence[Tensor],
+        place: Differentiable,
+        vectors: Sequence[Tensor] | None = None,
+    ) -> None:
+        """Go back once, with vectors v that require grad.
+
+        Args:
+            outputs: The outputs.
+            place: The tensor or edge.
+            vectors: The cotangent of each output, where its VJP is wanted too. Any will
+                do, but for zeros: some backward passes return nothing for them.
+        """
+        vectors = vectors or [torch.ones_like(y) for y in outputs]
+        self._v = [v.requires_grad_() for v in vectors]
         grad: Any = torch.autograd.grad  # its stubs know no edge among tensors
         found = grad(outputs, [place], self._v, create_graph=True, allow_unused=True)
-        self._pulled: Tensor | None = found[0]
-        if self._pulled is not None and not self._pulled.requires_grad:
+        self.vjp: Tensor | None = found[0]
+        if self.vjp is not None and not self.vjp.requires_grad:
             raise NoSuchWayError(NO_COLUMNS)
 
     def push(self, tangents: Tensor, create_graph: bool = False) -> list[Tensor | None]:
@@ -105,10 +117,10 @@ class Linearized:
         Raises:
             NoSuchWayError: An operation cannot be differentiated twice.
         """
-        if self._pulled is None:
+        if self.vjp is None:
             return [None] * len(self._v)
         try:
-            return pull(self._pulled, self._v, tangents, create_graph=create_graph)
+            return pull(self.vjp, self._v, tangents, create_graph=create_graph)
         except RuntimeError as error:
             if len(tangents) > 1 or is_out_of_memory(error):
                 raise  # maybe only for several tangents at once

@@ -101,7 +101,7 @@ class Look:
         half: Tensor,
     ) -> "Look":
         """Return the VJP of vectors that are random in `half`, and zero elsewhere."""
-        vectors = [_only(chance.vector(root), half) for root in roots]
+        vectors = vectors_in(half, chance, roots)
         return cls(vectors, vjp(roots, points, vectors))
 
     @classmethod
@@ -135,6 +135,14 @@ class Look:
                 if others.any() and ((others != 0) & ~others.isnan()).any():
                     return i
         return None
+
+
+def vectors_in(half: Tensor, chance: Chance, roots: Sequence[Tensor]) -> list[Tensor]:
+    """Return a vector for each output, random in `half`, and zero elsewhere."""
+    vectors = [chance.vector(root) for root in roots]
+    for vector in vectors:
+        vector[~half.to(vector.device)] = 0
+    return vectors
 
 
 def first_coupled(
@@ -444,8 +452,3 @@ def _square(values: Tensor) -> Tensor:
     """Return the sum of the squares of finite values, without waiting for a GPU."""
     values = values.detach().double()
     return values.where(values.isfinite(), 0).square().sum()
-
-
-def _only(vector: Tensor, half: Tensor) -> Tensor:
-    vector[~half.to(vector.device)] = 0
-    return vector

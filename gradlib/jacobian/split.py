@@ -17,7 +17,7 @@ from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.cut import Cut, narrowest
 from gradlib.jacobian.forward import NO_COLUMNS, Linearized
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import Look, every_pair
+from gradlib.jacobian.look import Look, every_pair, vectors_in
 from gradlib.jacobian.passes import chunks, one_hot_for_all, pull
 from gradlib.jacobian.pieces import SAMPLES, Piece
 
@@ -66,8 +66,7 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
         NoSuchWayError: There is no tensor to split at.
     """
     cut = require(graph)
-    _require_rows(graph, cut)
-    linear = Linearized(graph.roots, cut.edge)
+    linear = _after(graph, cut)
     before = _rows_before(graph, cut, chunk, create_graph)
     after = _columns_after(graph, cut, linear, chunk, create_graph)
     for i, part in enumerate(before):
@@ -82,15 +81,23 @@ def pieces(graph: Graph, chunk: int, *, create_graph: bool = False) -> Iterator[
             yield Piece((0, i), SAMPLES, start, length, product)
 
 
-def _require_rows(graph: Graph, cut: Cut) -> None:
-    """Raise unless the rows of h are the samples.
+def _after(graph: Graph, cut: Cut) -> Linearized:
+    """Return the part after h as a linear map, from rows that are the samples.
 
     This is exact. Comparing the product afterwards is not: where derivatives are small,
     a product over another axis may differ from the truth by no more than rounding.
+
+    Raises:
+        NoSuchWayError: The rows of h are not the samples.
     """
-    chance = Chance()
+    chance, linear = Chance(), None
     for half in islice(every_pair(graph.batch), HALVES):
-        look = Look.at(chance, graph.roots, [cut.edge], half)
+        if linear is None:  # the pass that columns come from shows the first half too
+            vectors = vectors_in(half, chance, graph.roots)
+            linear = Linearized(graph.roots, cut.edge, vectors)
+            look = Look(vectors, [linear.vjp])
+        else:
+            look = Look.at(chance, graph.roots, [cut.edge], half)
         if look.coupled(half, 1) is not None:
             raise NoSuchWayError(
                 f"The narrowest tensor that all pass, of shape {list(cut.shape)}, has "
@@ -99,6 +106,7 @@ def _require_rows(graph: Graph, cut: Cut) -> None:
                 "samples that do what mixes them. Where none do, another number of "
                 "samples can be split."
             )
+    return linear or Linearized(graph.roots, cut.edge)
 
 
 def _rows_before(
