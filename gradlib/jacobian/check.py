@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.errors import GradlibError, NoSuchWayError
+from gradlib.jacobian.agreement import closeness, require_rows
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.coupling import require_no_pair, require_own_samples
 from gradlib.jacobian.differences import (
@@ -31,7 +32,7 @@ from gradlib.jacobian.forward import BY_COLUMNS
 from gradlib.jacobian.generators import RandomState
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.known_modules import modules_known_to
-from gradlib.jacobian.look import Look, closeness, require_rows
+from gradlib.jacobian.look import Look
 from gradlib.jacobian.memory import bytes_of_pass
 from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.own_backward import require_derivatives

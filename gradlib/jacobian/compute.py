@@ -7,12 +7,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from gradlib.errors import GradlibError, NoSuchWayError, OutOfBytesError
+from gradlib.jacobian.agreement import require_rows
 from gradlib.jacobian.faster import find_shorter
 from gradlib.jacobian.finite import are_finite
 from gradlib.jacobian.forward import BY_COLUMNS
 from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import Look, require_rows
+from gradlib.jacobian.look import Look
 from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.pieces import Block, Piece, joined, written
 from gradlib.jacobian.plan import Plan

@@ -7,10 +7,10 @@ from functools import partial
 from torch import Tensor
 
 from gradlib.errors import NotRepeatableError
+from gradlib.jacobian.agreement import closeness
 from gradlib.jacobian.differences import ROUNDING, Caller, tensors_of
 from gradlib.jacobian.directions import Moves
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import closeness
 
 ALIKE, ALIKE_IN_FLOAT = 1e-9, 1e-4
 """By which part outputs of the same call may differ, in float64 and below."""

@@ -19,6 +19,7 @@ from gradlib import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.edges import edge_of
 from gradlib.jacobian import forward, memory, passes, per_sample, split
 from gradlib.jacobian import reverse as by_rows
+from gradlib.jacobian.agreement import may_use_tf32
 from gradlib.jacobian.fast.chains import result
 from gradlib.jacobian.fast.chains.find import ChainOfCall
 from gradlib.jacobian.fast.chains.recalled import chain_of
@@ -27,7 +28,6 @@ from gradlib.jacobian.fast.structure import chunks
 from gradlib.jacobian.fast.structure.named_axes import flat, fresh
 from gradlib.jacobian.fast.structure.program import Value
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.look import may_use_tf32
 from gradlib.jacobian.memory import free_bytes, room_on
 from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.planning import make
