@@ -42,11 +42,12 @@ class Closeness:
 
 
 # A kink at the point itself (an input of ReLU that is exactly 0, two equal inputs of a
-# maximum) misleads a look at the point, but not one beside it.
+# maximum) misleads a look at the point, but not one beside it, and that comes first: in
+# float32 a ReLU may be on the other side of its kink than in float64.
 IN_DOUBLE = Closeness(
     double=True,
     step=1e-6,
-    looks=((0.0, 1e-6), (1e-3, 1e-7), (1e-2, 1e-5), (1e-3, 1e-4), (3e-2, 1e-3)),
+    looks=((1e-3, 1e-7), (0.0, 1e-6), (1e-2, 1e-5), (1e-3, 1e-4), (3e-2, 1e-3)),
     coarse=1e-4,
     sure=None,
     surer=1e-3,

@@ -55,7 +55,7 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
             # A cut path may happen to change nothing along one direction.
             verdict, base = _look(caller, root, unclear, away, step)
         if base is not None:
-            if not verdicts:  # at the point itself, where there was doubt
+            if not verdicts:  # then chance may be the reason for the doubt
                 _require_as_first(caller, graph)
             # A sum over samples agrees, but not each: they may be coupled.
             y = tensors_of(base)[root]

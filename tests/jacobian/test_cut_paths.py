@@ -450,6 +450,17 @@ def test_kinks_beside_the_point_take_a_pair_of_calls_more() -> None:
     require_close(ours, torch.diag_embed(1 + 2 * x), 1e-6)
 
 
+def test_kinks_at_the_point_are_first_looked_at_from_beside_it() -> None:
+    calls: list[int] = []
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(len(x))
+        return F.relu(x - 1) + x.square(), x[:, :0]
+
+    gradlib.per_sample_jacobian(fn, torch.ones(4, 8))
+    assert len(calls) == 17  # with a look at the point before, nine more
+
+
 def test_a_large_constant_hides_no_cut_path_from_a_shorter_step() -> None:
     def cut(x: Tensor) -> Tensor:
         return x.sin() + (x / 30).detach() + 7e5
