@@ -324,7 +324,7 @@ class _Checked:
             y, before = (_leaf_like(v, it.get(key)) for it in (ahead, behind))
             if y is None or before is None:
                 return _Slope(math.nan, 0.0)
-            v = doubled(v).to(y.device)
+            v, y, before = doubled(v).to(y.device), wide(y), wide(before)
             rise += _dot(v, y - before)
             rounding += _dot(v.abs(), y.abs())
         return _Slope(rise / 2, 100 * torch.finfo(torch.float64).eps * rounding)

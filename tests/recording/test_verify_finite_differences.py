@@ -242,6 +242,23 @@ def test_sparse_inputs(layout: torch.layout, factor: float) -> None:
     assert not found.skipped
 
 
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_outputs(layout: torch.layout, factor: float) -> None:
+    class Sparse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = factor * x + (1 - factor) * x.detach()
+            return y.to_sparse() if layout == torch.sparse_coo else y.to_sparse_csr()
+
+    x = torch.tensor([[1.0, 0.0], [3.0, 2.0]], requires_grad=True)
+    with gradlib.record(model := Sparse()) as recording:
+        model(x).to_dense().square().sum().backward()
+    found = recording.verify(numerical=True)
+    assert found.ok == (factor == 1)
+    assert not found.skipped
+
+
 @pytest.mark.parametrize("backward_inside", [True, False])
 def test_autocast(backward_inside: bool) -> None:
     torch.manual_seed(0)
