@@ -37,8 +37,9 @@ def wrong_in_own_dtype(
 ) -> dict[Key, float]:
     """Return each input and own parameter whose gradient differs, with the error.
 
-    There is none where the call returns something else in float64, as with another
-    dropout mask: then there is nothing to compare.
+    There is none where the call returns something else in float64: then there is
+    nothing to compare. Nor where it draws random numbers, which are others in float64:
+    its output may hardly show that, as of a block whose branch is scaled by 1e-6.
 
     Args:
         trace: The call.
@@ -69,7 +70,14 @@ def wrong_in_own_dtype(
         return {}
     eps = max(it.eps for it in infos)
     move = _mover(MOVED * eps)
-    others = [replay(trace, number, move) for _ in range(REPLAYS)]
+    drawn: list[bool] = []
+
+    def look() -> None:
+        drawn.append(trace.world is not None and trace.world.has_drawn())
+
+    others = [replay(trace, number, move, turn=look) for _ in range(REPLAYS)]
+    if any(drawn):
+        return {}
     noise_of_output = max(_output_error(replayed, it) for it in others)
     # Strict: a mean over other random numbers nearly agrees, and its gradient does not.
     if _output_error(replayed, exact) > ROOM * max(ROOM * eps, noise_of_output):

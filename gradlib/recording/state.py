@@ -49,6 +49,13 @@ class World:
     # Whether the tensors that autograd saved went through saved_tensors_hooks.
     saves_through_hooks: bool
 
+    def has_drawn(self) -> bool:
+        """Tell whether torch's generators have moved on since a call began here."""
+        random, cuda_random = _random_states()
+        return random != self.random or not all(
+            map(torch.equal, cuda_random, self.cuda_random)
+        )
+
 
 class History:
     """The weights, buffers, modes, children and hooks of a model at each moment.
@@ -172,11 +179,7 @@ class History:
             and _draws_nothing(type(module), own)
         ):
             return known
-        cuda: tuple[Tensor, ...] = ()
-        with unseen():
-            random = torch.get_rng_state().numpy().tobytes()
-            if torch.cuda.is_initialized():
-                cuda = tuple(torch.cuda.get_rng_state_all())
+        random, cuda = _random_states()
         if known is not None and random == known.random:
             random = known.random  # each is some kilobytes
         self._world = World(random, cuda, autocast, is_dual, saves_through_hooks)
@@ -416,6 +419,15 @@ def autocast_now() -> dict[str, torch.dtype]:
         for device in AUTOCAST_DEVICES
         if torch.is_autocast_enabled(device)
     }
+
+
+def _random_states() -> tuple[bytes, tuple[Tensor, ...]]:
+    """Return the state of the CPU's generator, and that of each CUDA device in use."""
+    with unseen():
+        random = torch.get_rng_state().numpy().tobytes()
+        if torch.cuda.is_initialized():
+            return random, tuple(torch.cuda.get_rng_state_all())
+    return random, ()
 
 
 _UNKNOWN: Final[Any] = object()
