@@ -259,7 +259,8 @@ def _other_outputs(
     apart = [(path, it) for path, it in found if not tolerance.allows(it)]
     why = _why_another(trace, number) if apart else ""
     for path, it in apart:
-        yield difference_at(trace, "output" + path, it.error, it.reason or why)
+        reason = ": ".join(filter(None, (it.reason, why)))
+        yield difference_at(trace, "output" + path, it.error, reason)
 
 
 def _why_another(trace: CallTrace, number: int) -> str:

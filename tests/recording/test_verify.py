@@ -270,7 +270,19 @@ def test_an_output_of_another_shape() -> None:
     recording = recorded(Shrinks(), torch.ones(4, requires_grad=True))
     (wrong,) = recording.verify().disagreements
     assert (wrong.field, wrong.error) == ("output", float("inf"))
-    assert wrong.reason == "shapes [3] and [2]"
+    assert wrong.reason.startswith("shapes [3] and [2]: it may use what was not kept")
+
+
+def test_another_shape_by_pythons_random_numbers_is_explained() -> None:
+    class Drops(nn.Module):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [2 * x] * random.randrange(1, 1000)
+
+    random.seed(0)  # else two draws may be equal
+    with gradlib.record(model := Drops()) as recording:
+        model(torch.ones(1, requires_grad=True))[0].sum().backward()
+    (wrong,) = recording.verify().disagreements
+    assert "values: it draws from Python's random or NumPy" in wrong.reason
 
 
 def test_tolerances(backward: Callable[..., None]) -> None:

@@ -198,10 +198,8 @@ def test_nested_tensors(layout: torch.layout) -> None:
     assert found.agreed == len(recording), str(found)
     lengths = (4, 1)
     found = recording.verify().disagreements[-1]
-    assert (found.name, found.reason) == (
-        "3",
-        "shapes [[2, 4], [3, 4]] and [[4, 4], [1, 4]]",
-    )
+    assert found.name == "3"
+    assert found.reason.startswith("shapes [[2, 4], [3, 4]] and [[4, 4], [1, 4]]: ")
 
 
 @NESTED
