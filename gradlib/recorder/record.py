@@ -206,6 +206,20 @@ def _fields(keep: object) -> frozenset[Any]:
     return frozenset(fields)
 
 
+def _why_no_call(module: nn.Module) -> str:
+    """Say why no call was seen of a module whose class has its own ``__call__``."""
+    kind = type(module)
+    if kind in (nn.ParameterList, nn.ParameterDict):  # theirs only raises
+        return (
+            f"a {kind.__name__} is never called, and its parameters are in no "
+            "param_grads: read their .grad"
+        )
+    return (
+        f"{kind.__name__} has a __call__ of its own, and where that does not call "
+        "nn.Module's, no hook sees it"
+    )
+
+
 def _without_with(asked: str) -> RecordingArgumentError:
     return RecordingArgumentError(
         f"record(model){asked}: a recording is made by a with block. Call the model "
@@ -370,10 +384,7 @@ class _Recorder(AbstractContextManager[Recording]):
         if is_left_out and place:
             return  # the model itself is hooked all the same, to count the forwards
         if has_own_call(module):  # said only where no call was seen
-            self._block.left_out[name] = (
-                f"{type(module).__name__} has a __call__ of its own, and where that "
-                "does not call nn.Module's, no hook sees it"
-            )
+            self._block.left_out[name] = _why_no_call(module)
         calls = self._calls
         hooked = Hooked(name, module, self._calls_of[name], is_left_out=is_left_out)
         self._hooked[module] = hooked

@@ -309,6 +309,26 @@ def test_flags_have_no_row_among_the_gradients() -> None:
     assert "grad_kwargs['mask']" in text
 
 
+class HoldsParameters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = nn.ParameterList([torch.ones(2)])
+        self.named = nn.ParameterDict({"a": torch.ones(2)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.many[0] + self.named["a"]
+
+
+def test_parameters_in_a_list_are_said_to_be_in_no_call() -> None:
+    with gradlib.record(model := HoldsParameters()) as recording:
+        model(torch.ones(2)).sum().backward()
+    assert "no call was seen of many, named: recording[name] says" in str(recording)
+    for name, kind in (("many", "ParameterList"), ("named", "ParameterDict")):
+        why = f"a {kind} is never called, and its parameters .* read their .grad"
+        with pytest.raises(NoSuchCallError, match=why):
+            recording[name]
+
+
 class CallsAtOnce(nn.Module):
     def __call__(self, x: Tensor) -> Tensor:
         return x * 2
