@@ -63,9 +63,8 @@ class Cast:
 
     where: str
     sums: Tensor  # of the real numbers, to see whether they depend on the input
-    whole: list[Tensor] = field(
-        default_factory=list[Tensor]
-    )  # the integers, and what they become
+    # The integers, and what they become.
+    whole: list[Tensor] = field(default_factory=list[Tensor])
     used: bool = False  # as real numbers again
 
 

@@ -136,9 +136,8 @@ class _States:
             fill_slots(module, filled)
 
     def _exchange_tensors(self, module: nn.Module, put_in: set[int]) -> None:
-        if isinstance(
-            module, torch.jit.ScriptModule
-        ):  # its tensors cannot be exchanged
+        # Its tensors cannot be exchanged.
+        if isinstance(module, torch.jit.ScriptModule):
             self._before[module] = dict(vars(module))
             own = cast(Any, module).buffers(recurse=False)
             self._scripted.extend((it, it.detach().clone()) for it in own)

@@ -136,9 +136,8 @@ def _follows_state(caller: Caller, again: list[Tensor], rounding: float) -> bool
         again: Its outputs, ``(batch, *out)`` each.
         rounding: By which part of the largest entry the very same call differs.
     """
-    if (
-        caller.random.own.has_met
-    ):  # a generator of fn's own, which the first call advanced
+    # A generator of fn's own, which the first call advanced.
+    if caller.random.own.has_met:
         return True
     left = _as_first(caller, times=2)
     is_other = _apart(again, left) > ROUNDING * rounding

@@ -120,9 +120,8 @@ class _Filled(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func is _CLONE:
             self._were[result] = None
-        elif (
-            func is _ADD and args[0] not in self._were
-        ):  # else the sum is part of the pass
+        # Else the sum is part of the pass.
+        elif func is _ADD and args[0] not in self._were:
             self._were[result] = args[0]
         return result
 

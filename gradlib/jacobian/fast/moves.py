@@ -107,6 +107,5 @@ def _size(place: tuple[Node | None, int], dim: int) -> int | None:
     if node is None:
         return None
     shape = form_at((node, number)).shape
-    return (
-        shape[dim] if dim < len(shape) else 0
-    )  # torch concatenates an empty vector with anything
+    # torch concatenates an empty vector with anything.
+    return shape[dim] if dim < len(shape) else 0

@@ -141,12 +141,8 @@ def plain_net(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> PlainNet | Non
             tuple(map(type, tensors)),
             tuple([kind_of(it) for it in tensors if it is not None]),
         )
-    except (
-        AttributeError,
-        KeyError,
-        RuntimeError,
-        TypeError,
-    ):  # fn, a layer or x is none
+    # fn, a layer or x is none.
+    except (AttributeError, KeyError, RuntimeError, TypeError):
         return None
     if form is None or not are_same(form.own):
         return None

@@ -46,9 +46,8 @@ def samples_at_once(chain: Chain) -> int:
     if chain.maps.layers and chain.x.device.type == "cpu":
         most, entries = MAPS_IN_CACHE, chain.outs * chain.maps.widest
     parts = math.ceil(samples / max(1, most // entries))
-    return math.ceil(
-        samples / parts
-    )  # all parts alike: a small last one would be slower
+    # All parts alike: a small last one would be slower.
+    return math.ceil(samples / parts)
 
 
 def in_caches(like: Tensor) -> int:

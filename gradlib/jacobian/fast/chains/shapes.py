@@ -40,9 +40,8 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
             is_own = kind is Linear
             weight: Any = layer.weight if is_own else own_parameters(layer)["weight"]
             outs, ins = weight.shape
-            if (
-                ins != shape[-1]
-            ):  # else code that loops until a shape is reached would not end
+            # Else code that loops until a shape is reached would not end.
+            if ins != shape[-1]:
                 return None
             shape = *shape[:-1], outs
         elif kind is nn.Flatten:

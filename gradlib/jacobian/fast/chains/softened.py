@@ -19,8 +19,7 @@ def softened(
         softmax: The softmax or log-softmax.
         y: Its input, ``(batch, outs)``.
         jacobian: The Jacobian of y, ``(batch, outs, ins)``, which may be overwritten,
-            or
-            ``(outs, ins)`` if all samples share it.
+            or ``(outs, ins)`` if all samples share it.
     """
     p = aten._softmax.default(y, 1, False)
     most = p.argmax(1)

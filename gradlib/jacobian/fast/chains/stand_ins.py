@@ -1,10 +1,10 @@
 """Stand-ins, on which the user's code is run to see which layers it applies.
 
 As in torch.fx, one stands for x. Here others stand for all else that the code can
-reach:
-its module, globals and closure. They know layers and torch's functions, and nothing can
-be changed through them: anything else that the code does is an error. So the code takes
-the branches of this call, and the run has no effect that the user could notice.
+reach: its module, globals and closure. They know layers and torch's functions, and
+nothing can be changed through them: anything else that the code does is an error. So
+the code takes the branches of this call, and the run has no effect that the user could
+notice.
 """
 
 from collections.abc import Callable, Iterator, Sequence

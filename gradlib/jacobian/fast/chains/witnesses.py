@@ -57,9 +57,8 @@ class Witnesses:
         self.twice: list[tuple[int, int]] = []
         self.own: Found = ()
         self.complete = True
-        self._values = [
-            fn
-        ]  # kept alive, so that no other object gets an `id` of theirs
+        # Kept alive, so that no other object gets an `id` of theirs.
+        self._values = [fn]
         self._numbers = {id(fn): 0}
         # Of each module, by its id, the attributes and the names that were read.
         self._attributes: dict[int, tuple[dict[str, Any], set[str]]] = {}

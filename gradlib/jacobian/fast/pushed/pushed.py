@@ -38,8 +38,7 @@ much.
 
 ROWS, SMALL = 8, 2**20
 """With fewer rows than that, of fewer bytes of gradients in all, rows are computed in
-one
-pass: reading the graph would take longer.
+one pass: reading the graph would take longer.
 
 With torch 2.13 on a core of an AMD EPYC, eight networks of 2 to 7 rows took up to a
 third longer forward below that, and above it from about as long to three fifths of it.

@@ -233,9 +233,8 @@ def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
     most = max(scores, default=0)
     each = plan.pass_bytes + most + max(states, default=0)
     on_cpu = graph.points[0].device.type == "cpu"
-    if (
-        on_cpu and most > plan.pass_bytes
-    ):  # torch's kernel is faster, one vector at a time
+    # torch's kernel is faster, one vector at a time.
+    if on_cpu and most > plan.pass_bytes:
         return 0, each, slopes
     room = plan.max_bytes - plan.result_bytes - slopes
     fitting = at_once(

@@ -100,9 +100,8 @@ def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Back:
         out: Whether the output has the longer one.
     """
     size = len(rows) if out else op.shapes[0][dim]
-    if (
-        size == op.shape[dim]
-    ):  # all rows; they may be the samples, and must keep their axis
+    # All rows: they may be the samples, and must keep their axis.
+    if size == op.shape[dim]:
         return Step
     matrix = torch.zeros(op.shape[dim] if out else len(rows), size, **op.like)
     ours = range(len(rows))
