@@ -303,15 +303,15 @@ def test_no_rows_at_all() -> None:
 @pytest.mark.cpu  # a GPU's convolutions return them as they like
 def test_channels_are_last_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     are_last: list[bool] = []
-    times_slope = Bend.times_slope
+    pull = Bend.pull
 
-    def noting(bend: Bend, v: Tensor, **how: bool) -> Tensor:
+    def noting(bend: Bend, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         both = v[0], bend.value  # the first vectors are the same for all samples
         last = torch.channels_last
         are_last.extend(it.is_contiguous(memory_format=last) for it in both)
-        return times_slope(bend, v, **how)
+        return pull(bend, v, ours)
 
-    monkeypatch.setattr(Bend, "times_slope", noting)
+    monkeypatch.setattr(Bend, "pull", noting)
     body = nn.Conv2d(2, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.Tanh()
     model = nn.Sequential(*body, nn.Flatten(), nn.Linear(512, 3)).double()
     require_same(model, double(10, 2, 12, 12))

@@ -26,32 +26,31 @@ class Bend(NamedTuple):
         return self._replace(value=self.value[start:stop])
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
-        """Go back."""
-        alone = not grad_is_enabled()
-        made = self.times_slope(v, ours=ours and alone and v.dim() > 2, alone=alone)
-        return made, ours or made is not v
-
-    def times_slope(self, v: Tensor, *, ours: bool, alone: bool) -> Tensor:
-        """Return vectors ``(batch, count, ...)`` times the slope.
+        """Go back.
 
         Args:
-            v: The vectors; without a batch axis they are the same for all samples.
-            ours: Whether they may be overwritten; they have a batch axis then.
-            alone: Whether no graph keeps what is computed.
+            v: The vectors, ``(batch, count, ...)``; without a batch axis they are the
+                same for all samples.
+            ours: Whether they may be overwritten, if they have a batch axis.
+
+        Returns:
+            Their VJPs, and whether these may be overwritten.
         """
         (module, known), value = self
         assert known is not None, "a convolution is not elementwise"
-        if known.factor is not None and v.dim() > 2:  # the slope is a single number
+        has_samples, alone = v.dim() > 2, not grad_is_enabled()
+        ours = ours and has_samples and alone
+        if known.factor is not None and has_samples:  # the slope is a single number
             factor = known.factor(module)
             if factor == 1:
-                return v
-            return v.mul_(factor) if ours else v * factor
+                return v, ours
+            return (v.mul_(factor) if ours else v * factor), True
         value = value.unsqueeze(1)
-        if known.cuts or v.shape[1 if v.dim() > 2 else 0] < 2:
-            return known.pull(module, v, value, ours)
+        if known.cuts or v.shape[1 if has_samples else 0] < 2:
+            return known.pull(module, v, value, ours), True
         # Computing the slope costs more than a product, so it is done once.
         slope = known.pull(module, torch.ones_like(value), value, alone)
-        return v.mul_(slope) if ours else v * slope
+        return (v.mul_(slope) if ours else v * slope), True
 
 
 def bent(
@@ -101,17 +100,14 @@ def passed(
     return (x, x, False) if needless else (x, known.forward(module, x), True)
 
 
-def pulled(v: Tensor, bends: Sequence[Bend], *, ours: bool = False) -> Tensor:
-    """Return vectors ``(batch, count, ...)`` times the slopes of elementwise layers.
+def pulled(v: Tensor, bends: Sequence[Bend]) -> Tensor:
+    """Return vectors times the slopes of elementwise layers, overwriting the vectors.
 
     Args:
-        v: The vectors; without a batch axis they are the same for all samples.
+        v: The vectors, ``(batch, count, ...)``; without a batch axis they are the same
+            for all samples, and not overwritten.
         bends: The layers, in the order of the forward pass.
-        ours: Whether v may be overwritten, if it has a batch axis.
     """
-    alone = not grad_is_enabled()  # no graph keeps what is overwritten
-    ours = ours and alone and v.dim() > 2
     for bend in reversed(bends):
-        made = bend.times_slope(v, ours=ours, alone=alone)
-        v, ours = made, alone and (ours or made is not v)
+        v, _ = bend.pull(v, True)
     return v

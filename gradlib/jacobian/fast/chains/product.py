@@ -78,11 +78,11 @@ def product(
     if joins:
         return _joined(factors, tree, into)
     if columns:
-        left = _pulled(product(factors, inner, columns=True), factors.bends[last])
+        left = pulled(product(factors, inner, columns=True), factors.bends[last])
         made = multiplied(left, factors.matrices[last].mT, into)
     else:
         left = product(factors, outer, columns=False)
-        left = _pulled(left, factors.bends[first + 1])
+        left = pulled(left, factors.bends[first + 1])
         made = multiplied(left, factors.matrices[first], into)
     return _ended(factors, first, last, made, columns)
 
@@ -104,9 +104,9 @@ def _ended(
     """Multiply by the bends before the first matrix, and after the last."""
     before, after = factors.bends[0], factors.bends[-1]
     if first == 0 and before:
-        made = _pulled(made.mT, before).mT if columns else _pulled(made, before)
+        made = pulled(made.mT, before).mT if columns else pulled(made, before)
     if last == len(factors.matrices) - 1 and after:
-        made = _pulled(made, after) if columns else _pulled(made.mT, after).mT
+        made = pulled(made, after) if columns else pulled(made.mT, after).mT
     return made
 
 
@@ -115,16 +115,11 @@ def _joined(factors: Factors, tree: Product, into: Tensor | None) -> Tensor:
     outer = product(factors, tree.outer, columns=False)
     bends = factors.bends[_first_of(tree.outer)]
     if inner.shape[-2] < outer.shape[-2]:
-        inner = _pulled(inner, bends)
+        inner = pulled(inner, bends)
     else:
-        outer = _pulled(outer, bends)
+        outer = pulled(outer, bends)
     left, right = (inner, outer.mT) if tree.columns else (outer, inner.mT)
     return torch.matmul(left, right, out=into)
-
-
-def _pulled(v: Tensor, bends: list[Bend]) -> Tensor:
-    """Return vectors times slopes, overwriting all but weights, which have no batch."""
-    return pulled(v, bends, ours=True)
 
 
 def _first_of(tree: Nesting) -> int:

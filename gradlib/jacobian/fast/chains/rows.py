@@ -53,6 +53,6 @@ def by_rows(
         seen.append(bends)
     v = linears[-1][0].contiguous()  # or torch may multiply sample by sample
     while seen:
-        v = pulled(v, seen.pop(), ours=True)
+        v = pulled(v, seen.pop())
         v = multiplied(v, linears[len(seen)][0], None if seen else into)
     return v
