@@ -23,10 +23,19 @@ RESHAPED = (
 UNCHANGED = ("AddBackward1", "CloneBackward0", "AliasBackward0", "ExpandBackward0")
 """The nodes that keep or repeat entries; the shapes tell how often."""
 
-SEVERAL = (
-    *("UnbindBackward0", "SplitBackward0", "SplitWithSizesBackward0"),
-    "MkldnnRnnLayerBackward0",
-)
+PERMUTED = ("PermuteBackward0", "TransposeBackward0", "TBackward0")
+"""The nodes that give dimensions another order."""
+
+SELECTED = ("SelectBackward0", "UnbindBackward0")
+"""The nodes that take one row of a dimension."""
+
+SLICED = ("SliceBackward0", "SplitBackward0", "SplitWithSizesBackward0")
+"""The nodes that take some rows of a dimension."""
+
+SUMMED = ("MeanBackward1", "SumBackward1")
+"""The nodes of sums and means over dimensions."""
+
+SEVERAL = ("UnbindBackward0", *SLICED[1:], "MkldnnRnnLayerBackward0")
 """The nodes whose outputs all have a rule; of other nodes only the first output has."""
 
 
@@ -39,14 +48,15 @@ class Rows(NamedTuple):
 
 def order(op: Operation) -> list[int]:
     """Return for each dimension of a permutation's output that of its input."""
-    return [dim_of(it, len(op.shape)) for it in op.saved("dims")]
-
-
-def exchanged(op: Operation) -> tuple[int, int]:
-    """Return the two dimensions that a transposition exchanges."""
-    if op.saved("dim0") is None:
-        return 0, min(1, len(op.shape) - 1)  # a vector is its own transpose
-    return op.dim("dim0"), op.dim("dim1")
+    count = len(op.shape)
+    if (dims := op.saved("dims")) is not None:
+        return [dim_of(it, count) for it in dims]
+    order = [*range(count)]
+    if op.saved("dim0") is None:  # of a matrix, or of a vector, which stays as it is
+        return order[::-1]
+    one, other = op.dim("dim0"), op.dim("dim1")
+    order[one], order[other] = other, one
+    return order
 
 
 def row(op: Operation) -> tuple[int, int]:
@@ -58,17 +68,13 @@ def row(op: Operation) -> tuple[int, int]:
 
 
 def sliced(op: Operation) -> Rows:
-    """Return the rows of its input that a slice takes."""
+    """Return the rows of its input that a slice takes, or an output of a split."""
     dim = op.dim()
-    saved = (op.saved(it) for it in ("start", "end", "step"))
-    # TorchScript saves None for an end that is not written out.
-    picked = slice(*(None if it is None else signed(it) for it in saved))
-    return Rows(dim, range(op.shapes[0][dim])[picked])
-
-
-def split(op: Operation) -> Rows:
-    """Return the rows of its input that an output of split is."""
-    dim = op.dim()
+    if op.node.name() == "SliceBackward0":
+        saved = (op.saved(it) for it in ("start", "end", "step"))
+        # TorchScript saves None for an end that is not written out.
+        picked = slice(*(None if it is None else signed(it) for it in saved))
+        return Rows(dim, range(op.shapes[0][dim])[picked])
     size, sizes = op.saved("split_size"), op.saved("split_sizes")
     start = int(op.number * size if sizes is None else sum(sizes[: op.number]))
     return Rows(dim, range(start, start + op.shape[dim]))
@@ -93,13 +99,14 @@ def joined(op: Operation) -> dict[int, Rows]:
     return rows
 
 
-def reduced(op: Operation) -> tuple[Sequence[int], int]:
-    """Return the dimensions that are reduced, and how many entries make one."""
+def reduced(op: Operation) -> tuple[Sequence[int], float]:
+    """Return the dimensions that are reduced, and the factor of each entry in a sum."""
     shape, over = op.shapes[0], op.saved("dim")
     if isinstance(over, int):
         over = [over]
     gone = range(len(shape)) if not over else [dim_of(it, len(shape)) for it in over]
-    return gone, math.prod(shape[i] for i in gone)
+    count = math.prod(shape[i] for i in gone)
+    return gone, 1 / max(1, count) if op.node.name() == "MeanBackward1" else 1
 
 
 def _size(place: tuple[Node | None, int], dim: int) -> int | None:

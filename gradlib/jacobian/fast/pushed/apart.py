@@ -9,22 +9,18 @@ sample gets from all samples, and a column the tangents.
 from collections.abc import Callable
 
 from gradlib.jacobian.fast import moves
-from gradlib.jacobian.fast.moves import RESHAPED
+from gradlib.jacobian.fast.moves import PERMUTED, RESHAPED, SELECTED, SUMMED
 from gradlib.jacobian.fast.operation import Operation
 
 _ELSEWHERE: dict[str, Callable[[Operation], bool]] = {
-    "PermuteBackward0": lambda op: moves.order(op)[0] == 0,
-    "TransposeBackward0": lambda op: 0 not in moves.exchanged(op),
-    "TBackward0": lambda op: 0 not in moves.exchanged(op),
-    "SelectBackward0": lambda op: moves.row(op)[0] > 0,
-    "UnbindBackward0": lambda op: moves.row(op)[0] > 0,
+    **dict.fromkeys(PERMUTED, lambda op: moves.order(op)[0] == 0),
+    **dict.fromkeys(SELECTED, lambda op: moves.row(op)[0] > 0),
+    **dict.fromkeys(SUMMED, lambda op: 0 not in moves.reduced(op)[0]),
     "SoftmaxBackward0": lambda op: op.dim() > 0,
     "LogSoftmaxBackward0": lambda op: op.dim() > 0,
     "NativeLayerNormBackward0": lambda op: (
         len(op.saved("normalized_shape")) < len(op.shape)
     ),
-    "MeanBackward1": lambda op: 0 not in moves.reduced(op)[0],
-    "SumBackward1": lambda op: 0 not in moves.reduced(op)[0],
 }
 
 

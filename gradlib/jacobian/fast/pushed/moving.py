@@ -1,6 +1,6 @@
 """The JVPs of operations that move, pick, join or sum entries."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -20,12 +20,6 @@ def permuted(op: Operation) -> Forth:
     return of_one(lambda t: t.permute(0, *order))
 
 
-def transposed(op: Operation) -> Forth:
-    """Two dimensions exchanged."""
-    one, other = moves.exchanged(op)
-    return of_one(lambda t: t.transpose(1 + one, 1 + other))
-
-
 def selected(op: Operation) -> Forth:
     """One row of a dimension."""
     dim, index = moves.row(op)
@@ -34,15 +28,7 @@ def selected(op: Operation) -> Forth:
 
 def sliced(op: Operation) -> Forth:
     """Some rows of a dimension."""
-    return _rows(moves.sliced(op))
-
-
-def split(op: Operation) -> Forth:
-    """Parts of a dimension, each an output."""
-    return _rows(moves.split(op))
-
-
-def _rows(picked: moves.Rows) -> Forth:
+    picked = moves.sliced(op)
     return of_one(lambda t: _at(t, picked))
 
 
@@ -71,17 +57,8 @@ def _placed(op: Operation, rows: Mapping[int, moves.Rows]) -> Forth:
     return push
 
 
-def averaged(op: Operation) -> Forth:
-    """A mean over dimensions."""
-    gone, count = moves.reduced(op)
-    return _reduced(op, gone, 1 / max(1, count))
-
-
 def summed(op: Operation) -> Forth:
-    """A sum over dimensions."""
-    return _reduced(op, moves.reduced(op)[0], 1)
-
-
-def _reduced(op: Operation, gone: Sequence[int], scale: float) -> Forth:
+    """A sum or mean over dimensions."""
+    gone, scale = moves.reduced(op)
     dims = [1 + it for it in gone]
     return of_one(lambda t: (t.sum(dims) * scale).view(t.size(0), *op.shape))

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from gradlib.jacobian.fast.kernels import aten
-from gradlib.jacobian.fast.moves import RESHAPED
+from gradlib.jacobian.fast.moves import PERMUTED, RESHAPED, SELECTED, SLICED, SUMMED
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.pushed import convolving, mixing, moving
 from gradlib.jacobian.fast.pushed.convolving import linear_kernel
@@ -56,17 +56,11 @@ RULES: dict[str, Rule] = {
     **{name: _scaled(by) for name, by in SCALED.items()},
     **dict.fromkeys(RESHAPED, moving.reshaped),
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    "TransposeBackward0": moving.transposed,
-    "TBackward0": moving.transposed,
-    "PermuteBackward0": moving.permuted,
-    "SelectBackward0": moving.selected,
-    "UnbindBackward0": moving.selected,
-    "SliceBackward0": moving.sliced,
-    "SplitBackward0": moving.split,
-    "SplitWithSizesBackward0": moving.split,
+    **dict.fromkeys(PERMUTED, moving.permuted),
+    **dict.fromkeys(SELECTED, moving.selected),
+    **dict.fromkeys(SLICED, moving.sliced),
+    **dict.fromkeys(SUMMED, moving.summed),
     "CatBackward0": moving.concatenated,
-    "MeanBackward1": moving.averaged,
-    "SumBackward1": moving.summed,
     "AddmmBackward0": mixing.addmm,
     "MmBackward0": mixing.mm,
     "SoftmaxBackward0": mixing.softmax,

@@ -16,14 +16,7 @@ def reshaped(op: Operation) -> Back:
 
 def permuted(op: Operation) -> Back:
     """Dimensions in another order."""
-    order = moves.order(op)
-    back = [1 + order.index(i) for i in range(len(order))]
-    return lambda grad: {0: grad.permute(0, *back)}
-
-
-def transposed(op: Operation) -> Back:
-    """Two dimensions exchanged."""
-    return _exchanged(*moves.exchanged(op))
+    return _in_order(tuple(moves.order(op)))
 
 
 def selected(op: Operation) -> Back:
@@ -34,11 +27,6 @@ def selected(op: Operation) -> Back:
 def sliced(op: Operation) -> Back:
     """Some rows of a dimension."""
     return _picked(op, moves.sliced(op))
-
-
-def split(op: Operation) -> Back:
-    """Parts of a dimension, each an output."""
-    return _picked(op, moves.split(op))
 
 
 def concatenated(op: Operation) -> Back | None:
@@ -56,14 +44,17 @@ def stacked(op: Operation) -> Back:
     return lambda grad: {i: grad.select(dim, i) for i in op.shapes}
 
 
-def averaged(op: Operation) -> Back:
-    """A mean over dimensions."""
-    return _reduced(op, 1 / max(1, moves.reduced(op)[1]))
-
-
 def summed(op: Operation) -> Back:
-    """A sum over dimensions."""
-    return _reduced(op, 1)
+    """A sum or mean over dimensions."""
+    shape = op.shapes[0]
+    gone, scale = moves.reduced(op)
+    kept = [1 if i in gone else size for i, size in enumerate(shape)]
+
+    def back(grad: Tensor) -> dict[int, Tensor | Part]:
+        scaled = grad if scale == 1 else grad * scale
+        return {0: scaled.reshape(grad.size(0), *kept).expand(-1, *shape)}
+
+    return back
 
 
 # A graph has many of these, and most repeat. They hold only numbers, so they are kept.
@@ -75,8 +66,9 @@ def _to_shape(shape: tuple[int, ...]) -> Back:
 
 
 @lru_cache(maxsize=64)
-def _exchanged(one: int, other: int) -> Back:
-    return lambda grad: {0: grad.transpose(1 + one, 1 + other)}
+def _in_order(order: tuple[int, ...]) -> Back:
+    back = [1 + order.index(i) for i in range(len(order))]
+    return lambda grad: {0: grad.permute(0, *back)}
 
 
 def _picked(op: Operation, picked: moves.Rows) -> Back:
@@ -90,15 +82,3 @@ def _picked(op: Operation, picked: moves.Rows) -> Back:
 def _row(dim: int, index: int) -> Back:
     rows = range(index, index + 1)
     return lambda grad: {0: Part(1 + dim, rows, grad.unsqueeze(1 + dim))}
-
-
-def _reduced(op: Operation, scale: float) -> Back:
-    shape = op.shapes[0]
-    gone, _ = moves.reduced(op)
-    kept = [1 if i in gone else size for i, size in enumerate(shape)]
-
-    def back(grad: Tensor) -> dict[int, Tensor | Part]:
-        scaled = grad if scale == 1 else grad * scale
-        return {0: scaled.reshape(grad.size(0), *kept).expand(-1, *shape)}
-
-    return back

@@ -5,7 +5,15 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from gradlib.jacobian.fast.moves import RESHAPED, SEVERAL, UNCHANGED
+from gradlib.jacobian.fast.moves import (
+    PERMUTED,
+    RESHAPED,
+    SELECTED,
+    SEVERAL,
+    SLICED,
+    SUMMED,
+    UNCHANGED,
+)
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, SCALED, slopes
 from gradlib.jacobian.fast.stacked import convolving, mixing, moving, recurrent
@@ -48,18 +56,12 @@ RULES: dict[str, Rule] = {
     **{name: _scaled(by) for name, by in SCALED.items()},
     **dict.fromkeys(RESHAPED, moving.reshaped),
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    "TransposeBackward0": moving.transposed,
-    "TBackward0": moving.transposed,
-    "PermuteBackward0": moving.permuted,
-    "SelectBackward0": moving.selected,
-    "UnbindBackward0": moving.selected,
-    "SliceBackward0": moving.sliced,
-    "SplitBackward0": moving.split,
-    "SplitWithSizesBackward0": moving.split,
+    **dict.fromkeys(PERMUTED, moving.permuted),
+    **dict.fromkeys(SELECTED, moving.selected),
+    **dict.fromkeys(SLICED, moving.sliced),
+    **dict.fromkeys(SUMMED, moving.summed),
     "CatBackward0": moving.concatenated,
     "StackBackward0": moving.stacked,
-    "MeanBackward1": moving.averaged,
-    "SumBackward1": moving.summed,
     **dict.fromkeys(REDUCED, mixing.reduced),
     "CumsumBackward0": mixing.cumsum,
     "AddmmBackward0": mixing.addmm,
@@ -78,7 +80,7 @@ RULES: dict[str, Rule] = {
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }
 
-IN_PARTS = frozenset((*SEVERAL, "SelectBackward0", "SliceBackward0"))
+IN_PARTS = frozenset((*SEVERAL, *SELECTED, *SLICED))
 """The names of the nodes whose backward gives a `Part`."""
 
 ASK_NOTHING = frozenset((*RESHAPED, *UNCHANGED, "NegBackward0"))

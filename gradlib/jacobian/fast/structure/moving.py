@@ -28,18 +28,6 @@ def permuted(op: Operation) -> dict[int, Back]:
     return {0: lambda dims: Step(tuple(dims[order.index(i)] for i in range(len(dims))))}
 
 
-def transposed(op: Operation) -> dict[int, Back]:
-    """Two dimensions exchanged."""
-    one, other = moves.exchanged(op)
-
-    def back(dims: Dims) -> Step:
-        before = list(dims)
-        before[one], before[other] = before[other], before[one]
-        return Step(tuple(before))
-
-    return {0: back}
-
-
 def selected(op: Operation) -> dict[int, Back]:
     """One row of a dimension."""
     dim, index = moves.row(op)
@@ -55,11 +43,6 @@ def selected(op: Operation) -> dict[int, Back]:
 def sliced(op: Operation) -> dict[int, Back]:
     """Some rows of a dimension."""
     return {0: _picked(op, *moves.sliced(op), out=False)}
-
-
-def split(op: Operation) -> dict[int, Back]:
-    """Parts of a dimension, each an output."""
-    return {0: _picked(op, *moves.split(op), out=False)}
 
 
 def concatenated(op: Operation) -> dict[int, Back]:
@@ -80,14 +63,18 @@ def stacked(op: Operation) -> dict[int, Back]:
     return {i: back(i) for i in op.shapes}
 
 
-def averaged(op: Operation) -> dict[int, Back]:
-    """A mean over dimensions."""
-    return _reduced(op, mean=True)
-
-
 def summed(op: Operation) -> dict[int, Back]:
-    """A sum over dimensions."""
-    return _reduced(op, mean=False)
+    """A sum or mean over dimensions."""
+    shape = op.shapes[0]
+    gone, scale = moves.reduced(op)
+
+    def back(dims: Dims) -> Step:
+        left = list(dims if op.saved("keepdim") is not True else _at(dims, shape, gone))
+        axes = fresh(shape)
+        before = tuple(axes[i] if i in gone else left.pop(0) for i in range(len(shape)))
+        return Step(before, scale=scale, work=math.prod(shape))
+
+    return {0: back}
 
 
 def _picked(op: Operation, dim: int, rows: Sequence[int], *, out: bool) -> Back:
@@ -119,19 +106,6 @@ def _unit(op: Operation, size: int, index: int) -> Tensor:
     unit = torch.zeros(size, **op.like)
     unit[index].fill_(1)  # assigning a number would wait for the GPU
     return unit
-
-
-def _reduced(op: Operation, *, mean: bool) -> dict[int, Back]:
-    shape = op.shapes[0]
-    gone, count = moves.reduced(op)
-
-    def back(dims: Dims) -> Step:
-        left = list(dims if op.saved("keepdim") is not True else _at(dims, shape, gone))
-        axes = fresh(shape)
-        before = tuple(axes[i] if i in gone else left.pop(0) for i in range(len(shape)))
-        return Step(before, scale=1 / count if mean else 1, work=math.prod(shape))
-
-    return {0: back}
 
 
 def _at(dims: Dims, shape: Sequence[int], gone: Sequence[int]) -> Dims:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from gradlib.jacobian.fast.moves import RESHAPED
+from gradlib.jacobian.fast.moves import PERMUTED, RESHAPED, SELECTED, SLICED, SUMMED
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, SCALED, slopes
 from gradlib.jacobian.fast.structure import mixing, moving
@@ -33,18 +33,12 @@ RULES: dict[str, Rule] = {
     **{name: _scaled(by) for name, by in SCALED.items()},
     **dict.fromkeys(RESHAPED, moving.reshaped),
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    "TransposeBackward0": moving.transposed,
-    "TBackward0": moving.transposed,
-    "PermuteBackward0": moving.permuted,
-    "SelectBackward0": moving.selected,
-    "UnbindBackward0": moving.selected,
-    "SliceBackward0": moving.sliced,
-    "SplitBackward0": moving.split,
-    "SplitWithSizesBackward0": moving.split,
+    **dict.fromkeys(PERMUTED, moving.permuted),
+    **dict.fromkeys(SELECTED, moving.selected),
+    **dict.fromkeys(SLICED, moving.sliced),
+    **dict.fromkeys(SUMMED, moving.summed),
     "CatBackward0": moving.concatenated,
     "StackBackward0": moving.stacked,
-    "MeanBackward1": moving.averaged,
-    "SumBackward1": moving.summed,
     "AddmmBackward0": mixing.addmm,
     "BaddbmmBackward0": mixing.baddbmm,
     "MmBackward0": mixing.mm,
