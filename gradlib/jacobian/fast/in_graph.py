@@ -15,8 +15,6 @@ from gradlib.private.modes import enable_grad, grad_is_enabled
 
 InGraph: TypeAlias = Diagonal | Straight | Structured | Pushed | Stacked | BySample
 
-_OF_INPUTS = (find_diagonal, find_straight, find_structured, find_pushed, find_stacked)
-
 
 def find_in_graph(graph: Graph, plan: Plan) -> InGraph | None:
     """Return a shorter way to a Jacobian, or ``None``.
@@ -25,10 +23,16 @@ def find_in_graph(graph: Graph, plan: Plan) -> InGraph | None:
         graph: The graph of the forward pass.
         plan: How the Jacobian would be computed otherwise.
     """
+    if any(graph.shared):
+        every = (find_by_sample,) if all(graph.shared) else ()
+    else:
+        every = (find_pushed, find_stacked)
+        if len(graph.roots) == len(graph.points) == 1:
+            every = (find_diagonal, find_straight, find_structured, *every)
     before = grad_is_enabled()
     enable_grad(False)
     try:
-        for find in (find_by_sample,) if all(graph.shared) else _OF_INPUTS:
+        for find in every:
             # A node's saved tensors may be overwritten or freed: reading them raises.
             with suppress(RuntimeError):
                 shorter = find(graph, plan)

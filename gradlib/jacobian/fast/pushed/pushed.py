@@ -135,7 +135,7 @@ def find_pushed(graph: Graph, plan: Plan) -> Pushed | None:
     Returns:
         ``None`` where an operation is not known, or where this would not take less.
     """
-    if plan.mode not in ("forward", "reverse") or any(graph.shared) or not graph.batch:
+    if plan.mode not in ("forward", "reverse") or not graph.batch:
         return None
     if not _is_shorter(plan) or graph.is_packed:
         return None

@@ -199,7 +199,7 @@ def find_stacked(graph: Graph, plan: Plan) -> Stacked | None:
         ``None`` where an operation is not known, or where this would not take less.
     """
     rows = plan.counts["reverse"]
-    if plan.mode != "reverse" or any(graph.shared) or not graph.batch:
+    if plan.mode != "reverse" or not graph.batch:
         return None
     if not isinstance(rows, int) or plan.chunk < 2:
         return None

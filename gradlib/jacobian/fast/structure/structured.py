@@ -91,8 +91,6 @@ def find_structured(graph: Graph, plan: Plan) -> Structured | None:
         ``None`` where an operation is not known, where this would not take less, or
         where a constant is not finite.
     """
-    if len(graph.roots) != 1 or len(graph.points) != 1 or graph.shared[0]:
-        return None
     root, size = graph.roots[0], math.prod(graph.shape(0, 0))
     if not size or root.dtype not in DTYPES:
         return None
