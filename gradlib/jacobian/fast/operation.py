@@ -9,6 +9,12 @@ from torch.autograd.graph import Node
 
 from gradlib.jacobian.form import Form
 
+FACTORS = {
+    "AddmmBackward0": ("mat1", "mat2"),
+    "BaddbmmBackward0": ("batch1", "batch2"),
+}
+"""The names of the saved factors, for products to which something is added."""
+
 
 class Operation:
     """An output of a node, with the shapes of its inputs and a limit of size."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradlib.jacobian.fast import moves
 from gradlib.jacobian.fast.attention import read
 from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten
-from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.operation import FACTORS, Operation
 from gradlib.jacobian.fast.slopes import of_ones
 from gradlib.jacobian.fast.stacked.back import Back, Part, sum_to_shape
 
@@ -34,24 +34,8 @@ times as long as a large one.
 
 
 def addmm(op: Operation) -> Back | None:
-    """A matrix plus a product of two."""
-    return _plus_product(op, op.saved("mat1"), op.saved("mat2"))
-
-
-def baddbmm(op: Operation) -> Back | None:
-    """A batch of matrices plus a product of two."""
-    return _plus_product(op, op.saved("batch1"), op.saved("batch2"))
-
-
-def mm(op: Operation) -> Back | None:
-    """A product of two matrices, or of batches of them."""
-    ways = _ways(op.saved("self"), op.saved("mat2"), 1)
-    return _each(op, ways)
-
-
-def _plus_product(
-    op: Operation, left: Tensor | None, right: Tensor | None
-) -> Back | None:
+    """A matrix plus a product of two, or a batch of those."""
+    left, right = map(op.saved, FACTORS[op.node.name()])
     ways = _ways(left, right, op.saved("alpha"))
     beta = op.saved("beta")
     plus: dict[int, Callable[[Tensor], Tensor]] = {}
@@ -59,6 +43,12 @@ def _plus_product(
         shape = op.shapes[0]
         plus[0] = lambda grad: sum_to_shape(_scaled(grad, beta), shape)
     return _each(op, plus | {1 + i: way for i, way in ways.items()})
+
+
+def mm(op: Operation) -> Back | None:
+    """A product of two matrices, or of batches of them."""
+    ways = _ways(op.saved("self"), op.saved("mat2"), 1)
+    return _each(op, ways)
 
 
 def _ways(

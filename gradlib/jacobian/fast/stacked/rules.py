@@ -14,7 +14,7 @@ from gradlib.jacobian.fast.moves import (
     SUMMED,
     UNCHANGED,
 )
-from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.operation import FACTORS, Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, SCALED, slopes
 from gradlib.jacobian.fast.stacked import convolving, mixing, moving, recurrent
 from gradlib.jacobian.fast.stacked.back import Back, Scale, sum_to_shape, times
@@ -64,8 +64,7 @@ RULES: dict[str, Rule] = {
     "StackBackward0": moving.stacked,
     **dict.fromkeys(REDUCED, mixing.reduced),
     "CumsumBackward0": mixing.cumsum,
-    "AddmmBackward0": mixing.addmm,
-    "BaddbmmBackward0": mixing.baddbmm,
+    **dict.fromkeys(FACTORS, mixing.addmm),
     "MmBackward0": mixing.mm,
     "BmmBackward0": mixing.mm,
     "SoftmaxBackward0": mixing.softmax,

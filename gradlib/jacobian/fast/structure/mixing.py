@@ -8,24 +8,14 @@ import torch
 from torch import Tensor
 
 from gradlib.jacobian.fast.attention import read
-from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.operation import FACTORS, Operation
 from gradlib.jacobian.fast.structure.named_axes import Dims, fresh
 from gradlib.jacobian.fast.structure.step import Back, Step, same
 
 
 def addmm(op: Operation) -> dict[int, Back]:
-    """A matrix plus a product of two."""
-    return _plus_product(op, op.saved("mat1"), op.saved("mat2"))
-
-
-def baddbmm(op: Operation) -> dict[int, Back]:
-    """A batch of matrices plus a product of two."""
-    return _plus_product(op, op.saved("batch1"), op.saved("batch2"))
-
-
-def _plus_product(
-    op: Operation, left: Tensor | None, right: Tensor | None
-) -> dict[int, Back]:
+    """A matrix plus a product of two, or a batch of those."""
+    left, right = map(op.saved, FACTORS[op.node.name()])
     product = _product(op, left, right, op.saved("alpha"))
     return same(op.saved("beta")) | {i + 1: it for i, it in product.items()}
 

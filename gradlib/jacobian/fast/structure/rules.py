@@ -10,7 +10,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from gradlib.jacobian.fast.moves import PERMUTED, RESHAPED, SELECTED, SLICED, SUMMED
-from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.operation import FACTORS, Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, SCALED, slopes
 from gradlib.jacobian.fast.structure import mixing, moving
 from gradlib.jacobian.fast.structure.step import Back, Step, same
@@ -39,8 +39,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(SUMMED, moving.summed),
     "CatBackward0": moving.concatenated,
     "StackBackward0": moving.stacked,
-    "AddmmBackward0": mixing.addmm,
-    "BaddbmmBackward0": mixing.baddbmm,
+    **dict.fromkeys(FACTORS, mixing.addmm),
     "MmBackward0": mixing.mm,
     "BmmBackward0": mixing.mm,
     "SoftmaxBackward0": mixing.softmax,
