@@ -16,7 +16,7 @@ from gradlib.jacobian import work
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.chunk import at_once
 from gradlib.jacobian.fast.kernels import DTYPES
-from gradlib.jacobian.fast.parameters.rules import COLUMNS, Write, products, writer
+from gradlib.jacobian.fast.parameters.rules import COLUMNS, KNOWN, Write, products
 from gradlib.jacobian.fast.parameters.use import Samples, Use
 from gradlib.jacobian.fast.parameters.uses import find_uses, places_of_samples
 from gradlib.jacobian.form import form_at
@@ -145,7 +145,8 @@ def _found(graph: Graph, plan: Plan, uses: list[Use]) -> BySample | None:
     parts: list[Part] = []
     for use in uses:
         of_use = samples[use.node]
-        write = writer(use, of_use, graph.points[use.point].detach())
+        rule = KNOWN[use.node.name()][use.index]
+        write = rule(use, of_use, graph.points[use.point].detach())
         if write is None:
             return None
         parts.append(Part(use, of_use, write))

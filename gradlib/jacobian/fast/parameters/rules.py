@@ -26,20 +26,6 @@ COLUMNS = 2**24
 """How many bytes of a convolution's input are unfolded at once."""
 
 
-def writer(use: Use, samples: Samples, param: Tensor) -> Write | None:
-    """Return the function that writes a parameter's block from gradients.
-
-    Args:
-        use: The use of the parameter.
-        samples: The layout of the samples there.
-        param: The parameter.
-
-    Returns:
-        ``None`` where the operation is used in a way that is not known.
-    """
-    return KNOWN[use.node.name()][use.index](use, samples, param)
-
-
 def products(use: Use, param: Tensor) -> int:
     """Return the multiply-adds of one row of all samples, after the backward pass."""
     if use.node.name() not in PRODUCTS or param.dim() < 2:
@@ -184,10 +170,6 @@ def _filters(use: Use, samples: Samples, param: Tensor) -> Write | None:
     return write
 
 
-def _filters_bias(_use: Use, _samples: Samples, _param: Tensor) -> Write | None:
-    return _sum_places
-
-
 def _table(use: Use, samples: Samples, param: Tensor) -> Write | None:
     if use.saved("scale_grad_by_freq"):
         return None
@@ -249,7 +231,10 @@ TURNED = (("AddmmBackward0", 2), ("MmBackward0", 1))
 KNOWN: dict[str, dict[int, Rule]] = {
     "AddBackward0": {0: _added, 1: _added},
     "AddmmBackward0": {0: _bias, 2: _matrix("mat1", "alpha")},
-    "ConvolutionBackward0": {1: _filters, 2: _filters_bias},
+    "ConvolutionBackward0": {
+        1: _filters,
+        2: lambda _use, _samples, _param: _sum_places,
+    },
     "CudnnBatchNormBackward0": {1: _batch_norm, 2: _batch_norm},
     "EmbeddingBackward0": {0: _table},
     "ExpandBackward0": {0: _added},

@@ -37,7 +37,7 @@ def find_uses(graph: Graph) -> list[Use] | None:
         for node, index in into:
             name = node.name()
             known = (name, index) in TURNED if turned else index in KNOWN.get(name, {})
-            if not known or node in ends:
+            if not known:
                 return None
             views = [it for it, _ in going.get(node, []) if it.name() in VIEWS]
             seen_as = shape_of(views[0]) if views else ()
