@@ -59,7 +59,7 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
                     part(seen, start, stop), h[start:stop], into
                 ),
                 out,
-                columns=_is_by_columns(chain),
+                columns=is_by_columns(chain.order.tree) and not chain.maps.layers,
             )
         if out is not None:
             return out
@@ -209,7 +209,3 @@ def _folded(matrices: list[Tensor], bends: list[list[Bend]]) -> Factors:
             steep = steepness(group.pop().layer.module)
             matrices[place] = matrices[place] * steep
     return Factors(matrices, bends)
-
-
-def _is_by_columns(chain: Chain) -> bool:
-    return is_by_columns(chain.order.tree) and not chain.maps.layers

@@ -13,7 +13,7 @@ from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import Layer
 from gradlib.jacobian.fast.chains.order import is_by_rows
 from gradlib.jacobian.fast.chains.plain import Parameters
-from gradlib.jacobian.fast.matmul import TORCH, Library
+from gradlib.jacobian.fast.matmul import Library
 
 
 def goes_by_rows(chain: Chain) -> bool:
@@ -30,8 +30,8 @@ def by_rows(
     between: Sequence[list[Layer]],
     x: Tensor,
     linears: Sequence[Parameters],
-    into: Tensor | None = None,
-    library: Library = TORCH,
+    into: Tensor | None,
+    library: Library,
 ) -> Tensor:
     """Return the Jacobian, ``(batch, outs, ins)``.
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from gradlib.jacobian.fast.structure.contract import (
     ENTRY,
     Axes,
-    Product,
     Room,
     order,
     product,
@@ -138,7 +137,11 @@ class Builder:
         axes, multiply = product(one.axes, two.axes, wanted)
         sizes = (length(it) for it in (axes, one.axes, two.axes))
         work = length({*one.axes, *two.axes}) + ENTRY * sum(sizes)
-        return self._kept(Value(axes, (one, two), _multiplier(multiply), work))
+
+        def compute(given: list[Tensor], now: Now) -> Tensor:
+            return multiply(given[0], given[1], now.room)
+
+        return self._kept(Value(axes, (one, two), compute, work))
 
     def _summed(self, value: Value, wanted: set[Axis]) -> Value:
         gone = [i for i, axis in enumerate(value.axes) if axis not in wanted]
@@ -156,11 +159,6 @@ class Builder:
     def _kept(self, value: Value) -> Value:
         self.values.append(value)
         return value
-
-
-def _multiplier(multiply: Product) -> Compute:
-    """Return the function that multiplies two values."""
-    return lambda parts, now: multiply(parts[0], parts[1], now.room)
 
 
 def _summer(gone: list[int]) -> Compute:
