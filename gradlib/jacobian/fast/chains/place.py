@@ -131,11 +131,8 @@ def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place
         UnknownError: They differ in shape, or a tensor is overwritten that both ways
             need.
     """
-    one.require_current()
-    other.require_current()
-    ours = {id(it) for it in _back(one)}
-    root = next((it for it in _back(other) if id(it) in ours), None)
-    if root is None or one.shape != other.shape:
+    root = _root((one, other))
+    if one.shape != other.shape:
         raise UnknownError("it puts something else together")
     if one.gone & other.gone != root.gone:
         layer = _woven(root, (one, other), by)
@@ -146,23 +143,15 @@ def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place
         if any(map(_begins_in_place, ways)) or (inplace and not _is_own(ways[0])):
             raise UnknownError("it overwrites what it goes on from twice")
         layer = Joined(ways, by, inplace)
-    writes, gone = [0], one.gone | other.gone
-    if inplace:
-        _require_writable(one)
-        # It has an effect, even if its result is not used.
-        gone |= 1 << one.made[0]
-        one.made[0] += 1
-        writes = one.writes
-        writes[0] += 1
-    return one._replace(
-        before=root,
-        layer=layer,
-        sources=(one, other),
-        by=by,
-        gone=gone,
-        writes=writes,
-        version=writes[0],
-    )
+    place = _combined(root, (one, other), layer, by)
+    if not inplace:
+        return place
+    _require_writable(one)
+    # It has an effect, even if its result is not used.
+    gone = place.gone | 1 << one.made[0]
+    one.made[0] += 1
+    one.writes[0] += 1
+    return place._replace(gone=gone, writes=one.writes, version=one.writes[0])
 
 
 def gathered(places: Sequence[Place]) -> Place:
@@ -174,24 +163,38 @@ def gathered(places: Sequence[Place]) -> Place:
     Raises:
         UnknownError: They are no vectors, or one was overwritten.
     """
-    one, *others = places
+    root = _root(places)
+    if len(places) < 2 or {len(it.shape) for it in places} != {2}:
+        raise UnknownError("it puts something else together")
+    shape = root.shape[0], sum(it.shape[1] for it in places)
+    place = _combined(root, places, _woven(root, places, "cat"), "cat")
+    return place._replace(shape=shape)
+
+
+def _root(places: Sequence[Place]) -> Place:
+    """Return the last place that x has been at on all ways to places."""
     for place in places:
         place.require_current()
+    one, *others = places
     around = [{id(it) for it in _back(place)} for place in others]
     root = next((it for it in _back(one) if all(id(it) in ids for ids in around)), None)
-    if root is None or not others or {len(it.shape) for it in places} != {2}:
+    if root is None:
         raise UnknownError("it puts something else together")
-    writes, gone = [0], 0
+    return root
+
+
+def _combined(root: Place, places: Sequence[Place], layer: Any, by: str) -> Place:
+    """Return the combination of places after `root`, with the shape of the first."""
+    gone = 0
     for place in places:
         gone |= place.gone
-    return one._replace(
+    return places[0]._replace(
         before=root,
-        layer=_woven(root, places, "cat"),
+        layer=layer,
         sources=(*places,),
-        by="cat",
+        by=by,
         gone=gone,
-        shape=(one.shape[0], sum(it.shape[1] for it in places)),
-        writes=writes,
+        writes=[0],
         version=0,
     )
 
