@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from gradlib.jacobian.form import Form
 
@@ -16,39 +16,33 @@ FACTORS = {
 """The names of the saved factors, for products to which something is added."""
 
 
+@dataclass(slots=True, eq=False)
 class Operation:
-    """An output of a node, with the shapes of its inputs and a limit of size."""
+    """An output of a node, with the shapes of its inputs and a limit of size.
 
-    __slots__ = ("_form", "most", "node", "number", "shape", "shapes")
+    Attributes:
+        node: The node; ``None`` where its saved values are not needed.
+        number: Which of its outputs.
+        form: The form of that output.
+        shapes: The shapes of the inputs that gradients go to, by position.
+        most: How many entries a computed factor of the Jacobian has at most.
+    """
 
-    def __init__(
-        self,
-        node: Node | None,
-        number: int,
-        form: Form,
-        shapes: Mapping[int, Sequence[int]],
-        most: int = sys.maxsize,
-    ) -> None:
-        """Take an operation.
+    node: Any
+    number: int
+    form: Form
+    shapes: Mapping[int, Sequence[int]]
+    most: int = sys.maxsize
 
-        Args:
-            node: The node; ``None`` where its saved values are not needed.
-            number: Which of its outputs.
-            form: The form of that output.
-            shapes: The shapes of the inputs that gradients go to, by position.
-            most: How many entries a computed factor of the Jacobian has at most.
-        """
-        self.node: Any = node
-        self.number = number
-        self.shapes = shapes
-        self.most = most
-        self.shape = form.shape
-        self._form = form
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the output."""
+        return self.form.shape
 
     @property
     def like(self) -> dict[str, Any]:
         """The dtype and device of the output."""
-        return {"dtype": self._form.dtype, "device": self._form.device}
+        return {"dtype": self.form.dtype, "device": self.form.device}
 
     def saved(self, name: str) -> Any:
         """Return a value that the node has saved, by its name, or ``None``."""

@@ -7,6 +7,7 @@ something else, the chain is found anew. No module or tensor of a net is kept.
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -27,25 +28,23 @@ TRIES = 8
 """How many forms are noted before one must be met again, or noting stops."""
 
 
+@dataclass(slots=True, eq=False)
 class _Known:
     """What is known of a module, or of code.
 
     Attributes:
         of: A weak reference to the module, or code.
+        tries: How many more forms may be noted.
         is_met: Whether it was called before.
         forms: The forms that were met, the last one first.
         refusals: The same for calls that were no chain.
-        tries: How many more forms may be noted.
     """
 
-    __slots__ = ("forms", "is_met", "of", "refusals", "tries")
-
-    def __init__(self, of: "ref[Any]") -> None:
-        self.of = of
-        self.is_met = False
-        self.forms: tuple[ChainForm, ...] = ()
-        self.refusals: tuple[ChainForm, ...] = ()
-        self.tries = TRIES
+    of: "ref[Any]"
+    tries: int
+    is_met: bool = False
+    forms: tuple[ChainForm, ...] = ()
+    refusals: tuple[ChainForm, ...] = ()
 
 
 _known: dict[int, _Known] = {}
@@ -144,7 +143,7 @@ def _known_of(fn: Any) -> _Known | None:
     key = id(of)
     known = _known.get(key)
     if known is None or known.of() is not of:
-        known = _known[key] = _Known(ref(of, partial(_forget, key)))
+        known = _known[key] = _Known(ref(of, partial(_forget, key)), TRIES)
     return known
 
 
