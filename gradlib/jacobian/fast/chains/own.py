@@ -36,19 +36,10 @@ _FUNCTIONS = {
     )
 }
 
-_RUN: dict[type[nn.Module], Found] = {
-    kind: found("forward", kind)
-    for kind in (
-        *(nn.Sequential, nn.Linear, nn.Conv2d, nn.Flatten),
-        *(nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.MaxPool2d),
-        *(nn.GroupNorm, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d),
-        *(*IDLE, *POINTWISE, *SOFTMAXES),
-    )
-}
-
 _BATCH_NORM = found("batch_norm", F, torch)
 
-for _kind, _also in {
+_CALLED: dict[type[nn.Module], Found] = {
+    **dict.fromkeys((*IDLE, *POINTWISE, *SOFTMAXES), ()),
     nn.Sequential: found("__iter__", nn.Sequential),
     nn.Linear: found("linear", F),
     nn.Conv2d: found("_conv_forward", nn.Conv2d) + found("conv2d", F),
@@ -62,8 +53,10 @@ for _kind, _also in {
     nn.LayerNorm: found("layer_norm", F, torch),
     nn.BatchNorm1d: found("_check_input_dim", nn.BatchNorm1d) + _BATCH_NORM,
     nn.BatchNorm2d: found("_check_input_dim", nn.BatchNorm2d) + _BATCH_NORM,
-}.items():
-    _RUN[_kind] += _also
+}
+"""What the ``forward`` of each known layer calls; see `run_by` for functions."""
+
+_RUN = {kind: found("forward", kind) + called for kind, called in _CALLED.items()}
 
 KNOWN = frozenset(_RUN)
 """The types of layers that are known."""
