@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.jacobian.fast import kernels
+from gradlib.jacobian.fast import convolution
 from gradlib.jacobian.fast.chains import convolutions, mapped, through_maps
 from gradlib.jacobian.fast.chains.bends import Bend
 from gradlib.jacobian.fast.chains.convolutions import plain_images, small_images
@@ -46,7 +46,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             names.append(name)
             return getattr(torch.ops.aten, name)
 
-    for file in (convolutions, kernels):
+    for file in (convolutions, convolution):
         monkeypatch.setattr(file, "aten", Noting())
     return names
 

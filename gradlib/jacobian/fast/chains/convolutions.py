@@ -2,14 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradlib.jacobian.fast.chains.shapes import size_after
-from gradlib.jacobian.fast.kernels import aten, plain_conv2d_back
+from gradlib.jacobian.fast.convolution import (
+    Taps,
+    around_reversed,
+    left_over,
+    plain_back,
+)
+from gradlib.jacobian.fast.kernels import aten
 from gradlib.private.modes import grad_is_enabled
 
 FEW = 4
@@ -92,40 +98,6 @@ With 8 or 32 input channels, 3 x 3 and 5 x 5 taps, 8 x 8 to 32 x 32 places, and 
 images that took a quarter to nine tenths of the time on one core and on two of an AMD
 EPYC with torch 2.13; with 16 output channels up to a third more than all of it.
 """
-
-
-class Taps(Protocol):
-    """The sizes of a convolution, as modules have them."""
-
-    @property
-    def in_channels(self) -> int:
-        """How many channels the input has."""
-        ...
-
-    @property
-    def out_channels(self) -> int:
-        """How many channels the output has."""
-        ...
-
-    @property
-    def kernel_size(self) -> Sequence[int]:
-        """The number of taps along each axis."""
-        ...
-
-    @property
-    def stride(self) -> Sequence[int]:
-        """The stride along each axis."""
-        ...
-
-    @property
-    def dilation(self) -> Sequence[int]:
-        """The distance of neighbouring taps, along each axis."""
-        ...
-
-    @property
-    def groups(self) -> int:
-        """The number of groups of channels that do not mix."""
-        ...
 
 
 class Convolved(NamedTuple):
@@ -298,7 +270,7 @@ def _is_faster_flipped(module: nn.Conv2d) -> bool:
     """Tell whether a forward convolution with reversed taps is the faster backward."""
     if module.out_channels > FLIPPED or not _has_blocks(module):
         return False
-    return min(_around_flipped(module)) >= 0
+    return min(around_reversed(module)) >= 0
 
 
 def _has_blocks(module: nn.Conv2d) -> bool:
@@ -308,30 +280,23 @@ def _has_blocks(module: nn.Conv2d) -> bool:
     return is_float and max(module.kernel_size) > 1 and not apart
 
 
-def _around_flipped(module: nn.Conv2d) -> list[int]:
-    """Return the padding of the gradient: how far the taps reach beyond it."""
-    pairs = zip(module.kernel_size, _pair(module.padding), strict=True)
-    return [taps - 1 - added for taps, added in pairs]
-
-
 def _pulled_flipped(module: nn.Conv2d, v: Tensor) -> Tensor:
     """Go back by a forward convolution with the taps reversed."""
     weight = module.weight.flip(2, 3).transpose(0, 1).contiguous()
-    return F.conv2d(v, weight, None, 1, _around_flipped(module))
+    return F.conv2d(v, weight, None, 1, around_reversed(module))
 
 
 def _pulled(convolved: Convolved, v: Tensor) -> Tensor:
     module, shape, last, most = convolved
     if is_few(v, most) or _is_plain_back(module, v):
-        how = module.kernel_size, module.stride, module.padding
-        made = plain_conv2d_back(v, shape, module.weight, *how)
+        made = plain_back(module, shape, v)
         return channels_last(made) if last else made
     many = v.device.type == "cpu" and v.numel() >= MANY * v.shape[1]
     if last and many and goes_by_shifts(module) and not grad_is_enabled():
         return _pulled_by_shifts(convolved, v)
     if not last and _is_faster_flipped(module):
         return _pulled_flipped(module, v)
-    left = left_over(module, _pair(module.padding), shape[1:])
+    left = left_over(module, shape[1:])
     apart = any(left) and _are_zeros_apart(module, v)
     made = F.conv_transpose2d(
         _laid_out(module, v, last=last),
@@ -360,27 +325,6 @@ def _are_zeros_apart(module: nn.Conv2d, v: Tensor) -> bool:
     """
     many = v.shape[0] > IMAGES and v.device.type == "cpu"
     return many and module.in_channels <= CHANNELS and max(_pair(module.padding)) == 0
-
-
-def left_over(
-    taps: Taps, padding: Sequence[int], sides: Sequence[int]
-) -> tuple[int, ...]:
-    """Return how many places strides leave over at the far edges: below, right.
-
-    Args:
-        taps: The sizes of the convolution.
-        padding: How many zeros are added on each side, along each axis.
-        sides: How many places there are along each axis, without padding.
-    """
-    if max(taps.stride) == 1:
-        return (0,) * len(sides)
-    moves = zip(
-        sides, padding, taps.dilation, taps.kernel_size, taps.stride, strict=True
-    )
-    return tuple(
-        (size + 2 * added - dilation * (kernel - 1) - 1) % stride
-        for size, added, dilation, kernel, stride in moves
-    )
 
 
 def _pulled_by_shifts(convolved: Convolved, v: Tensor) -> Tensor:

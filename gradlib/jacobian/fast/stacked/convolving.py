@@ -2,14 +2,20 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradlib.jacobian.fast.chains.convolutions import is_plain_back, left_over
-from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten, plain_conv2d_back
+from gradlib.jacobian.fast.chains.convolutions import is_plain_back
+from gradlib.jacobian.fast.convolution import (
+    Convolution,
+    around_reversed,
+    left_over,
+    plain_back,
+)
+from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten
 from gradlib.jacobian.fast.operation import Operation, of_each_axis
 from gradlib.jacobian.fast.stacked.back import Back
 from gradlib.jacobian.fast.stacked.mixing import is_of_input_alone
@@ -22,55 +28,6 @@ They took a fifth to nearly all of it with torch 2.13, on a core of an AMD EPYC:
 to 128 input channels, 8 to 64 output channels, 1 to 5 taps along each axis, a stride of
 2 and 3, and 64 images.
 """
-
-
-class Convolution(NamedTuple):
-    """A convolution, or a transposed one, without its bias.
-
-    Attributes:
-        weight: ``(outs, ins / groups, *taps)``, or ``(ins, outs / groups, *taps)`` if
-            it is transposed.
-        size: The shape of a sample of its input, ``(ins, *places)``.
-        stride: The stride along each axis.
-        padding: How many zeros are added on each side, along each axis.
-        dilation: The distance of neighbouring taps, along each axis.
-        transposed: Whether it is a transposed one.
-        output_padding: How many more places a transposed one's output has.
-        groups: The number of groups of channels that do not mix.
-    """
-
-    weight: Tensor
-    size: Sequence[int]
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-    transposed: bool
-    output_padding: Sequence[int]
-    groups: int
-
-    @property
-    def in_channels(self) -> int:
-        """How many channels the input has."""
-        return self.size[0]
-
-    @property
-    def out_channels(self) -> int:
-        """How many channels the output has, if the convolution is not transposed."""
-        return self.weight.shape[0]
-
-    @property
-    def kernel_size(self) -> Sequence[int]:
-        """The number of taps along each axis."""
-        return self.weight.shape[2:]
-
-    def turned_back(self, size: Sequence[int]) -> "Convolution":
-        """Return the convolution whose backward this transposed one is.
-
-        Args:
-            size: The shape of a sample of its input: of this one's output.
-        """
-        none = [0] * len(self.stride)
-        return self._replace(size=size, transposed=False, output_padding=none)
 
 
 def convolution(op: Operation) -> Back | None:
@@ -111,7 +68,7 @@ def way_back(it: Convolution) -> Callable[[Tensor], Tensor]:
     """Return the function from the output's gradient to the input's."""
     if it.weight.device.type == "cpu" and not it.transposed:
         if len(it.stride) == 2 and (is_plain_back(it) or _adds_little(it)):
-            return lambda grad: _by_plain_products(it, grad)
+            return lambda grad: plain_back(it, it.size, grad)
         if _may_be_turned(it):
             return _turned(it)
         if _is_faster_transposed(it):
@@ -144,14 +101,9 @@ def _is_strided(it: Convolution) -> bool:
 
 def _transposed(it: Convolution, grad: Tensor) -> Tensor:
     last = grad.contiguous(memory_format=torch.channels_last)
-    left = left_over(it, it.padding, it.size[1:])
+    left = left_over(it, it.size[1:])
     how: list[Any] = [it.stride, it.padding, left, it.groups, it.dilation]
     return F.conv_transpose2d(last, it.weight, None, *how).contiguous()
-
-
-def _by_plain_products(it: Convolution, grad: Tensor) -> Tensor:
-    how = it.kernel_size, it.stride, it.padding
-    return plain_conv2d_back(grad, it.size, it.weight, *how)
 
 
 def _may_be_turned(it: Convolution) -> bool:
@@ -162,12 +114,8 @@ def _may_be_turned(it: Convolution) -> bool:
     backward: with 1 to 512 channels, 1, 8 and 24 groups, 3 and 5 taps along one axis,
     two and three. In float64 the library has none, and it took up to twice as long.
     """
-    reaches = zip(it.dilation, it.kernel_size, it.padding, strict=True)
-    return (
-        it.weight.dtype == torch.float32
-        and max(it.stride) == 1
-        and all(apart * (taps - 1) >= added for apart, taps, added in reaches)
-    )
+    is_single = it.weight.dtype == torch.float32
+    return is_single and max(it.stride) == 1 and min(around_reversed(it)) >= 0
 
 
 def _turned(it: Convolution) -> Callable[[Tensor], Tensor]:
@@ -175,9 +123,8 @@ def _turned(it: Convolution) -> Callable[[Tensor], Tensor]:
     weight = it.weight.reshape(it.groups, outs // it.groups, ins, *taps)
     weight = weight.transpose(1, 2).reshape(-1, outs // it.groups, *taps)
     weight = weight.flip(*range(2, weight.dim())).contiguous()
-    reaches = zip(it.dilation, taps, it.padding, strict=True)
-    around = [apart * (count - 1) - added for apart, count, added in reaches]
-    how: list[Any] = [it.stride, around, it.dilation, False, [0] * len(taps), it.groups]
+    how: list[Any] = [it.stride, around_reversed(it), it.dilation]
+    how += [False, [0] * len(taps), it.groups]
     return lambda grad: torch.convolution(grad, weight, None, *how)
 
 
