@@ -63,14 +63,14 @@ class Maps(NamedTuple):
 
     layers: list[Any]
     size: Shape
-    entries: int
-    widest: int
-    live: int
-    narrowest: int
-    multiply_adds: int
+    entries: int = 0
+    widest: int = 0
+    live: int = 0
+    narrowest: int = 0
+    multiply_adds: int = 0
+    alike: int = 0
     small_images: int = sys.maxsize
     of_groups: bool = False
-    alike: int = 0
 
     @property
     def first_images(self) -> int:
@@ -90,7 +90,7 @@ _ALIKE = (
 )
 """Layers whose Jacobian is the same for all samples."""
 
-NO_MAPS = Maps([], (), entries=0, widest=0, live=0, narrowest=0, multiply_adds=0)
+NO_MAPS = Maps([], ())
 
 
 def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
@@ -101,38 +101,26 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
         size: The shape of a sample of their input.
         like: The dtype and device of the input.
     """
-    known: list[Any] = []
-    entries = multiply_adds = alike = live = 0
-    widest = narrowest = math.prod(size)
-    small = sys.maxsize
-    of_groups = False
+    width = math.prod(size)
+    known = Maps([], size, widest=width, narrowest=width)
     for layer in layers:
         kind = cast(type[Any], type(layer))
-        one = _OF_KINDS.get(kind, _of_layer)(layer, size, like)
+        one = _OF_KINDS.get(kind, _of_layer)(layer, known.size, like)
         if one is None:
             return None
-        known += one.layers
-        size = one.size
-        entries += one.entries
-        widest = max(widest, one.widest)
-        live = max(live, one.live)
-        narrowest = min(narrowest, one.narrowest)
-        multiply_adds += one.multiply_adds
-        alike = alike + one.alike if type(layer) in _ALIKE else 0
-        small = min(small, one.small_images)
-        of_groups = of_groups or one.of_groups
-    return Maps(
-        known,
-        size,
-        entries=entries,
-        widest=widest,
-        live=live,
-        narrowest=narrowest,
-        multiply_adds=multiply_adds,
-        small_images=small,
-        of_groups=of_groups,
-        alike=alike,
-    )
+        known = Maps(
+            [*known.layers, *one.layers],
+            one.size,
+            entries=known.entries + one.entries,
+            widest=max(known.widest, one.widest),
+            live=max(known.live, one.live),
+            narrowest=min(known.narrowest, one.narrowest),
+            multiply_adds=known.multiply_adds + one.multiply_adds,
+            alike=known.alike + one.alike if kind in _ALIKE else 0,
+            small_images=min(known.small_images, one.small_images),
+            of_groups=known.of_groups or one.of_groups,
+        )
+    return known
 
 
 def _of_joined(layer: Joined, size: Shape, like: Like) -> Maps | None:
