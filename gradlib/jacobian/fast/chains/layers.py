@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gradlib.jacobian.fast.kernels import aten
 from gradlib.private.modes import grad_is_enabled
@@ -92,7 +93,7 @@ def _silu_pulled(module: Any, v: Tensor, x: Tensor, ours: bool) -> Tensor:
 def _mish_slope(x: Tensor) -> Tensor:
     if not grad_is_enabled():
         return aten.mish_backward.default(torch.ones_like(x), x)
-    t = nn.functional.softplus(x).tanh()  # torch's kernel has no derivative
+    t = F.softplus(x).tanh()  # torch's kernel has no derivative
     return t + x * x.sigmoid() * (1 - t.square())
 
 
@@ -131,15 +132,10 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
         "y",
         lambda _, x: x.sigmoid_(),
     ),
-    nn.SiLU: Pointwise(
-        "silu",
-        lambda _, x: nn.functional.silu(x),
-        _silu_pulled,
-        "x",
-    ),
+    nn.SiLU: Pointwise("silu", lambda _, x: F.silu(x), _silu_pulled, "x"),
     nn.GELU: Pointwise(
         "gelu",
-        lambda gelu, x: nn.functional.gelu(x, approximate=gelu.approximate),
+        lambda gelu, x: F.gelu(x, approximate=gelu.approximate),
         by_slope(
             lambda gelu, x: aten.gelu_backward.default(
                 torch.ones_like(x), x, approximate=gelu.approximate
@@ -150,48 +146,44 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
     ),
     nn.ELU: Pointwise(
         "elu",
-        lambda elu, x: nn.functional.elu(x, elu.alpha),
+        lambda elu, x: F.elu(x, elu.alpha),
         by_kernel(aten.elu_backward, lambda elu, x: (elu.alpha, 1, 1, False, x)),
         "x",
         options=("alpha",),
     ),
     nn.SELU: Pointwise(
         "selu",
-        lambda _, x: nn.functional.selu(x),
+        lambda _, x: F.selu(x),
         by_kernel(
-            aten.elu_backward,
-            lambda _, x: (SELU_ALPHA, SELU_SCALE, 1, False, x),
+            aten.elu_backward, lambda _, x: (SELU_ALPHA, SELU_SCALE, 1, False, x)
         ),
         "x",
     ),
     nn.Mish: Pointwise(
-        "mish",
-        lambda _, x: nn.functional.mish(x),
-        by_slope(lambda _, x: _mish_slope(x)),
-        "x",
+        "mish", lambda _, x: F.mish(x), by_slope(lambda _, x: _mish_slope(x)), "x"
     ),
     nn.Hardswish: Pointwise(
         "hardswish",
-        lambda _, x: nn.functional.hardswish(x),
+        lambda _, x: F.hardswish(x),
         lambda _, v, x, _ours: aten.hardswish_backward.default(v, x),
         "x",
         cuts=True,
     ),
     nn.LogSigmoid: Pointwise(
         "logsigmoid",
-        lambda _, x: nn.functional.logsigmoid(x),
+        lambda _, x: F.logsigmoid(x),
         by_slope(lambda _, x: (-x).sigmoid()),
         "x",
     ),
     nn.Softsign: Pointwise(
         "softsign",
-        lambda _, x: nn.functional.softsign(x),
+        lambda _, x: F.softsign(x),
         by_slope(lambda _, x: _softsign_slope(x)),
         "x",
     ),
     nn.LeakyReLU: Pointwise(
         "leaky_relu",
-        lambda leaky, x: nn.functional.leaky_relu(x, leaky.negative_slope),
+        lambda leaky, x: F.leaky_relu(x, leaky.negative_slope),
         by_kernel(
             aten.leaky_relu_backward,
             lambda leaky, x: (x, leaky.negative_slope, False),
@@ -201,7 +193,7 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
     ),
     nn.Softplus: Pointwise(
         "softplus",
-        lambda plus, x: nn.functional.softplus(x, plus.beta, plus.threshold),
+        lambda plus, x: F.softplus(x, plus.beta, plus.threshold),
         by_kernel(
             aten.softplus_backward, lambda plus, x: (x, plus.beta, plus.threshold)
         ),
@@ -210,7 +202,7 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
     ),
     nn.Hardtanh: Pointwise(
         "hardtanh",
-        lambda hard, x: nn.functional.hardtanh(x, hard.min_val, hard.max_val),
+        lambda hard, x: F.hardtanh(x, hard.min_val, hard.max_val),
         by_kernel(
             aten.hardtanh_backward, lambda hard, x: (x, hard.min_val, hard.max_val)
         ),
