@@ -41,18 +41,18 @@ _ACTIVATIONS = nn.ReLU, nn.GELU
 _BLOCKS = "_sa_block", "_ff_block"
 """The methods that a layer's forward calls."""
 
+_FUNCTIONS = (
+    *("multi_head_attention_forward", "_in_projection_packed"),
+    *("scaled_dot_product_attention", "linear", "layer_norm", "relu", "gelu"),
+)
+"""The functions that the layers call."""
+
 _OWN = (
     *found("forward", _LAYER, _ENCODER, nn.MultiheadAttention),
     *found("forward", nn.Linear, nn.LayerNorm, nn.Dropout, nn.ReLU, nn.GELU),
     *(it for name in _BLOCKS for it in found(name, _LAYER)),
-    *found("multi_head_attention_forward", F),
-    *found("_in_projection_packed", F),
+    *(it for name in _FUNCTIONS for it in found(name, F)),
     *found("__iter__", nn.ModuleList),
-    *found("scaled_dot_product_attention", F),
-    *found("linear", F),
-    *found("layer_norm", F),
-    *found("relu", F),
-    *found("gelu", F),
     *run_by(nn.Sequential),
     *run_by(nn.Flatten),
     *run_by(nn.Dropout),
