@@ -56,12 +56,7 @@ class Diagonal(NamedTuple):
 
 
 def find_diagonal(graph: Graph, plan: Plan) -> Diagonal | None:
-    """Return the way to the Jacobian of an elementwise function, or ``None``.
-
-    Args:
-        graph: The graph of the forward pass.
-        plan: How the Jacobian would be computed otherwise.
-    """
+    """Return the way to the Jacobian of one elementwise function, or ``None``."""
     if plan.rows_worth < ROWS or not _is_elementwise(graph.drawing):
         return None
     return Diagonal(graph.drawing.kinds[0].bytes)

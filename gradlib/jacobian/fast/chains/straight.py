@@ -98,12 +98,7 @@ class Straight(NamedTuple):
 
 
 def find_straight(graph: Graph, plan: Plan) -> Straight | None:
-    """Return the chain that a graph is, or ``None``.
-
-    Args:
-        graph: The graph of the forward pass.
-        plan: How the Jacobian would be computed otherwise.
-    """
+    """Return the chain that a graph of one output and input is, or ``None``."""
     root, point = graph.roots[0], graph.points[0]
     if root.dim() != 2 or not root.numel() or not point.numel():
         return None

@@ -116,10 +116,6 @@ class BySample:
 def find_by_sample(graph: Graph, plan: Plan) -> BySample | None:
     """Return how to compute a Jacobian with respect to parameters, or ``None``.
 
-    Args:
-        graph: The graph of the forward pass.
-        plan: How the Jacobian would be computed otherwise.
-
     Returns:
         ``None`` where a parameter is used twice, or by an operation that is not known,
         where samples mix, or where this would not take less.

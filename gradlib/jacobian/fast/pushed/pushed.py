@@ -128,10 +128,6 @@ class Pushed:
 def find_pushed(graph: Graph, plan: Plan) -> Pushed | None:
     """Return how to go forward with several columns at once, or ``None``.
 
-    Args:
-        graph: The graph of the forward pass.
-        plan: How the Jacobian would be computed otherwise.
-
     Returns:
         ``None`` where an operation is not known, or where this would not take less.
     """

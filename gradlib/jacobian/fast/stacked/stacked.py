@@ -191,10 +191,6 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
 def find_stacked(graph: Graph, plan: Plan) -> Stacked | None:
     """Return how to go back with several rows at once, or ``None``.
 
-    Args:
-        graph: The graph of the forward pass.
-        plan: How the Jacobian would be computed otherwise.
-
     Returns:
         ``None`` where an operation is not known, or where this would not take less.
     """

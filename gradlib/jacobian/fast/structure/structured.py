@@ -81,11 +81,7 @@ class Structured:
 
 
 def find_structured(graph: Graph, plan: Plan) -> Structured | None:
-    """Return how to compute a Jacobian from the structure of its graph.
-
-    Args:
-        graph: The graph of the forward pass.
-        plan: How the Jacobian would be computed otherwise.
+    """Return how to compute one Jacobian from the structure of its graph.
 
     Returns:
         ``None`` where an operation is not known, where this would not take less, or
