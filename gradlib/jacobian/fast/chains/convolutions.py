@@ -115,9 +115,8 @@ class Convolved(NamedTuple):
     last: bool
     plain_images: int
 
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+    def pull(self, v: Tensor, _ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
-        del ours
         made = _pulled(self, v.flatten(0, 1))
         return made.view(*v.shape[:2], *made.shape[1:]), True
 

@@ -83,9 +83,8 @@ class Kernel(NamedTuple):
         x, mean, rate = (it[start:stop] for it in (self.x, self.mean, self.rate))
         return self._replace(x=x, mean=mean, rate=rate)
 
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+    def pull(self, v: Tensor, _ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
-        del ours
         x, mean, rate, weight, back = self
         if (count := v.shape[1]) > 1:
             x, mean, rate = (it.repeat_interleave(count, 0) for it in (x, mean, rate))

@@ -11,7 +11,7 @@ class Step(Protocol):
     A step that differs from sample to sample has a ``part(start, stop)`` for some.
     """
 
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+    def pull(self, v: Tensor, ours: bool, /) -> tuple[Tensor, bool]:
         """Go back.
 
         Args:

@@ -57,9 +57,8 @@ class Multiplied(NamedTuple):
 
     weight: Tensor
 
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+    def pull(self, v: Tensor, _ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
-        del ours
         return multiplied(v, self.weight), True
 
 
@@ -72,9 +71,8 @@ class Spread(NamedTuple):
 
     layer: Summed
 
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+    def pull(self, v: Tensor, _ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
-        del ours
         v = v / self.layer.of if self.layer.averages else v
         # Contiguous, else torch may multiply sample by sample.
         spread = v.expand(*v.shape[:-1], self.layer.of)
@@ -94,9 +92,8 @@ class Averaged(NamedTuple):
     size: torch.Size
     windows: tuple[Any, ...] | None
 
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+    def pull(self, v: Tensor, _ours: bool) -> tuple[Tensor, bool]:
         """Go back. For a single window all places share memory."""
-        del ours
         if self.windows is None:
             v = v / self.size.numel()
             return v.expand(*v.shape[:3], *self.size), False
@@ -119,9 +116,8 @@ class Picked(NamedTuple):
         """Return the step for some samples."""
         return Picked(self.places[start:stop], self.size)
 
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+    def pull(self, v: Tensor, _ours: bool) -> tuple[Tensor, bool]:
         """Go back. Windows may overlap."""
-        del ours
         batch, count, channels = v.shape[:3]
         made = v.new_zeros(batch, count, self.size.numel(), channels)
         flat = v.movedim(2, -1).reshape(batch, count, -1, channels)

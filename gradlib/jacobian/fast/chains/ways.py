@@ -54,9 +54,8 @@ class Padded(NamedTuple):
     before: int
     after: int
 
-    def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
+    def pull(self, v: Tensor, _ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
-        del ours
         return _pad(v, self), True
 
 
