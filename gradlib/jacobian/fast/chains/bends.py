@@ -54,7 +54,7 @@ class Bend(NamedTuple):
 
 
 def bent(
-    layers: Sequence[Layer], x: Tensor, *, ours: bool, last: bool, begun: bool = False
+    layers: Sequence[Layer], x: Tensor, *, ours: bool, last: bool, begun: bool
 ) -> tuple[list[Bend], Tensor]:
     """Return elementwise layers with the values their slopes need, and their output.
 

@@ -86,15 +86,11 @@ def bytes_of_parts(chain: Chain) -> int:
 def _is_good(out: Any, chain: Chain) -> bool:
     """Tell whether the result can be written to `out` directly."""
     x = chain.x
-    if type(out) is not Tensor or out.is_nested:
+    if type(out) is not Tensor or out.is_nested or out.layout != torch.strided:
         return False
-    if out.shape != chain.shape or out.dtype != x.dtype:
+    if (out.shape, out.dtype, out.device) != (chain.shape, x.dtype, x.device):
         return False
-    if out.device != x.device or out.requires_grad or out.is_inference():
-        return False
-    if out.layout != torch.strided:
+    if out.requires_grad or out.is_inference() or not out.is_contiguous():
         return False
     memory = out.untyped_storage().data_ptr()
-    return out.is_contiguous() and all(
-        it.untyped_storage().data_ptr() != memory for it in chain.tensors
-    )
+    return all(it.untyped_storage().data_ptr() != memory for it in chain.tensors)

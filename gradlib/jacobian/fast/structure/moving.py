@@ -69,7 +69,9 @@ def summed(op: Operation) -> dict[int, Back]:
     gone, scale = moves.reduced(op)
 
     def back(dims: Dims) -> Step:
-        left = list(dims if op.saved("keepdim") is not True else _at(dims, shape, gone))
+        left = list(dims)
+        if op.saved("keepdim") is True:
+            left = [axes for i, axes in enumerate(dims) if i not in gone]
         axes = fresh(shape)
         before = tuple(axes[i] if i in gone else left.pop(0) for i in range(len(shape)))
         return Step(before, scale=scale, work=math.prod(shape))
@@ -106,7 +108,3 @@ def _unit(op: Operation, size: int, index: int) -> Tensor:
     unit = torch.zeros(size, **op.like)
     unit[index].fill_(1)  # assigning a number would wait for the GPU
     return unit
-
-
-def _at(dims: Dims, shape: Sequence[int], gone: Sequence[int]) -> Dims:
-    return tuple(dims[i] for i in range(len(shape)) if i not in gone)
