@@ -15,13 +15,9 @@ from gradlib.vjp.cases import CASES
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.diagnosis import Diagnosis
 from gradlib.vjp.raised import explain_raised
-from gradlib.vjp.tracebacks import innermost_call, raised_by_hook
+from gradlib.vjp.tracebacks import ONLY_RAISED, innermost_call, raised_by_hook
 from gradlib.vjp.vector_lists import are_rows
 from gradlib.vjp.wordings import code_of
-
-# Only the run itself shows these; they come first if arguments are wrong as well.
-_ONLY_RAISED = ("GL111", "GL112")
-
 
 _RUNS_LATER = CO_ASYNC_GENERATOR | CO_COROUTINE | CO_GENERATOR
 
@@ -147,7 +143,8 @@ def _meaning(error: BaseException, arguments: Arguments | None) -> Diagnosis | N
         return None
     is_torchs = isinstance(error, RuntimeError)
     code = code_of(str(error)) if is_torchs else None
-    if arguments is not None and code not in _ONLY_RAISED:
+    # What only the run shows comes first if arguments are wrong as well.
+    if arguments is not None and code not in ONLY_RAISED:
         # torch refuses some calls by accident, in the words of whatever fails first.
         found = diagnose(_as_torch_takes_it(arguments))
         if found is not None and _is_refused(found, code):

@@ -22,13 +22,12 @@ from gradlib.vjp.source import Site
 from gradlib.vjp.tensor_names import is_of, module_of
 from gradlib.vjp.wordings import code_of
 
-_OPTIONS = (
-    "retain_graph",
-    "create_graph",
-    "allow_unused",
-    "is_grads_batched",
-    "materialize_grads",
-)
+# The options of backward(), and of grad().
+_OF_BACKWARD = ("retain_graph", "create_graph")
+_OF_GRAD = (*_OF_BACKWARD, "allow_unused", "is_grads_batched", "materialize_grads")
+
+ONLY_RAISED = ("GL111", "GL112")
+"""The codes that only the run itself shows, also where it reads what was saved."""
 
 
 def raised_by_hook(error: BaseException) -> bool:
@@ -38,14 +37,11 @@ def raised_by_hook(error: BaseException) -> bool:
     """
     inside = [*takewhile(lambda it: not _is_call(it.tb_frame), steps_of(error))]
     in_function = any(is_of(it.tb_frame, "torch.autograd.function") for it in inside)
-    if in_function and code_of(str(error)) in _OF_WHAT_WAS_SAVED:
+    if in_function and code_of(str(error)) in ONLY_RAISED:
         return False
     # Code that torch.compile has generated belongs to no module.
     frames = (step.tb_frame for step in inside)
     return any(module_of(frame) and not is_of(frame, "torch") for frame in frames)
-
-
-_OF_WHAT_WAS_SAVED = ("GL111", "GL112")
 
 
 def _is_call(frame: FrameType) -> bool:
@@ -109,7 +105,7 @@ def steps_of(error: BaseException) -> list[TracebackType]:
 
 def _arguments_of_grad(variables: dict[str, Any]) -> Arguments:
     """Read the local variables of torch.autograd.grad; iterators may be used up."""
-    options = _options(variables, _OPTIONS)
+    options = _options(variables, _OF_GRAD)
     arguments = read_arguments(
         _alone(variables["outputs"]),
         _alone(_inputs(variables)),
@@ -130,7 +126,7 @@ def _arguments_of_backward(variables: dict[str, Any], *, is_method: bool) -> Arg
     if is_method:
         outputs = replace(outputs, name="the output", alone="the output")
         vectors = replace(vectors, name="gradient", alone="gradient")
-    options = _options(variables, _OPTIONS[:2])
+    options = _options(variables, _OF_BACKWARD)
     function = "backward" if is_method else "torch.autograd.backward"
     return Arguments(
         outputs, inputs, vectors, options, function, into_leaves=into_leaves
