@@ -723,8 +723,9 @@ def test_matrices_without_a_bend_are_multiplied_once_for_all_samples() -> None:
     assert bent == 100 * straight == 100 * 5 * 6 * 7
 
 
+@pytest.mark.parametrize("between", [nn.Identity(), nn.BatchNorm2d(2)], ids=str)
 def test_what_all_samples_have_in_common_is_gone_back_through_once(
-    monkeypatch: pytest.MonkeyPatch,
+    between: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "IN_CACHE", "MAPS_IN_CACHE", "FILLING":  # and not once for each part
         monkeypatch.setattr(f"gradlib.jacobian.fast.chains.result.{name}", 1)
@@ -736,8 +737,8 @@ def test_what_all_samples_have_in_common_is_gone_back_through_once(
         return pull(it, v, ours)
 
     monkeypatch.setattr(convolutions.Convolved, "pull", noted)
-    last = nn.Conv2d(4, 2, 2), nn.Conv2d(2, 2, 1)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), *last).double()
+    last = nn.Conv2d(4, 2, 2), between, nn.Conv2d(2, 2, 1)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), *last).double().eval()
     x = torch.randn(6, 1, 7, 7, dtype=torch.float64)
     require_same(model, x)
     assert samples == [1] * 8

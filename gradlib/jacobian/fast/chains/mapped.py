@@ -85,10 +85,10 @@ class Maps(NamedTuple):
 
 
 _ALIKE = (
-    *(nn.Conv2d, nn.Linear, Linear, Summed, Taken),
+    *(nn.Conv2d, nn.Linear, Linear, Summed, Taken, nn.BatchNorm1d, nn.BatchNorm2d),
     *(nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten),
 )
-"""Layers whose Jacobian is the same for all samples."""
+"""Layers whose Jacobian is the same for all samples, as far as they are maps."""
 
 NO_MAPS = Maps([], ())
 

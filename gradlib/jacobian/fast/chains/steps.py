@@ -28,10 +28,15 @@ Seen = list[Step]
 """The step of each layer, in the order of the forward pass."""
 
 
+def differs(step: Step) -> bool:
+    """Tell whether a step differs from sample to sample."""
+    return hasattr(step, "part")
+
+
 def part(seen: Seen, start: int, stop: int) -> Seen:
     """Return the steps for some samples."""
     every: list[Any] = [*seen]
-    return [it.part(start, stop) if hasattr(it, "part") else it for it in every]
+    return [it.part(start, stop) if differs(it) else it for it in every]
 
 
 def pulled_back(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:

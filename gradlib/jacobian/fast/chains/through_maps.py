@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.bends import Bend, passed
 from gradlib.jacobian.fast.chains.convolutions import (
-    Convolved,
     channels_last,
     convolved,
     is_few,
@@ -25,7 +24,7 @@ from gradlib.jacobian.fast.chains.layers import (
 from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.jacobian.fast.chains.norms import grouped, normed, scaled
 from gradlib.jacobian.fast.chains.shapes import pair
-from gradlib.jacobian.fast.chains.steps import Seen, Step, pulled_back
+from gradlib.jacobian.fast.chains.steps import Seen, Step, differs, pulled_back
 from gradlib.jacobian.fast.chains.ways import (
     Forked,
     Interwoven,
@@ -126,10 +125,6 @@ class Picked(NamedTuple):
         return made.movedim(-1, 2), True
 
 
-_ALIKE = ChannelsLast, Convolved, Multiplied, Spread, Padded, Averaged
-"""The steps that are the same for all samples."""
-
-
 def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
     """Return the steps back through maps, and their output.
 
@@ -166,7 +161,7 @@ def backward_alike(seen: Seen, v: Tensor) -> tuple[Seen, Tensor]:
         The steps that are left, and the VJPs.
     """
     last = len(seen)
-    while last and type(seen[last - 1]) in _ALIKE:
+    while last and not differs(seen[last - 1]):
         last -= 1
     # Not copied: after a mean, all places share memory.
     return seen[:last], pulled_back(seen[last:], v, ours=False)[0]
