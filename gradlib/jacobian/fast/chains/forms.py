@@ -90,13 +90,8 @@ def form_of(seen: Witnesses, layers: Sequence[Any], chain: Chain) -> ChainForm |
         layers: The layers that it is made of.
         chain: The chain.
     """
-    known: dict[int, Any] = {
-        number: it
-        for it in _parts(layers)
-        if (number := seen.number_of(it)) is not None
-    }
-    if not all(type(it) in _OPTIONS for it in known.values()):
-        return None
+    numbers = ((seen.number_of(it), it) for it in _parts(layers))
+    known: dict[int, Any] = {number: it for number, it in numbers if number is not None}
     make = maker(chain._replace(replays=Replays()), layers, seen.number_of)
     is_viewed = any(it is VIEWED for it in every(layers))
     return _form(seen, chain.x, known, make, laid_out=is_viewed)
