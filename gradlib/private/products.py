@@ -26,7 +26,7 @@ def onednn_is_enabled() -> bool:
 
 
 def onednn_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, then: str = "none"
+    x: Tensor, weight: Tensor, bias: Tensor | None, then: str = "none"
 ) -> Tensor:
     """Do what ``torch.nn.functional.linear`` does, by oneDNN and without a graph.
 
@@ -36,6 +36,8 @@ def onednn_linear(
         bias: What is added; ``None`` for nothing.
         then: The function of each entry, such as ``"tanh"``; ``"none"`` for none.
     """
+    if bias is not None:
+        bias = bias.contiguous()  # oneDNN ignores its strides
     of_onednn: Any = torch.ops.mkldnn
     return of_onednn._linear_pointwise.default(x, weight, bias, then, [], "")
 

@@ -102,7 +102,7 @@ def linear_then(
         and prefers_onednn(x, weight.mT, then)
         and not grad_is_enabled()
     ):
-        return onednn_linear(x, weight, _in_a_row(bias), then), True
+        return onednn_linear(x, weight, bias, then), True
     return linear(x, weight, bias), False
 
 
@@ -183,12 +183,7 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     given = (x, weight, bias)
     if grad_is_enabled() and any(it is not None and it.requires_grad for it in given):
         return cast(Any, _Linear).apply(*given)
-    return onednn_linear(x, weight, _in_a_row(bias))
-
-
-def _in_a_row(bias: Tensor | None) -> Tensor | None:
-    """Return a contiguous bias: oneDNN ignores its strides."""
-    return None if bias is None else bias.contiguous()
+    return onednn_linear(x, weight, bias)
 
 
 class _Linear(torch.autograd.Function):
@@ -197,7 +192,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return onednn_linear(x, weight, _in_a_row(bias))
+        return onednn_linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
