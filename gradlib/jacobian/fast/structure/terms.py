@@ -97,9 +97,7 @@ def through(
     kept = set(flat(dims)) | set(resolved(rows))
     scale = term.scale * step.scale
     had = set(resolved(it for _, axes in factors for it in axes))
-    came = set(flat(term.dims))
-    for _, given in step.factors:
-        came |= set(flat(given))
+    came = set(flat(term.dims)).union(*(flat(given) for _, given in step.factors))
     for axis in came - kept - had:
         scale *= axis.size
     return Term(factors, dims, scale), step.work
