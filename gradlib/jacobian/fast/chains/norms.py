@@ -197,8 +197,7 @@ class Scaled(NamedTuple):
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
-        in_place = ours and not grad_is_enabled()
-        return (v.mul_(self.steep) if in_place else v * self.steep), True
+        return v.mul_(self.steep) if ours else v * self.steep, True
 
 
 def scaled(module: Any, x: Tensor) -> tuple[Scaled, Tensor]:

@@ -4,6 +4,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from gradlib.private.modes import grad_is_enabled
+
 
 class Step(Protocol):
     """A step back through a layer, with all that it needs of the forward pass.
@@ -16,7 +18,7 @@ class Step(Protocol):
 
         Args:
             v: The vectors, ``(batch, count, channels, ...)``.
-            ours: Whether they may be overwritten.
+            ours: Whether they may be overwritten: not where a graph keeps them.
 
         Returns:
             Their VJPs, and whether these may be overwritten.
@@ -50,6 +52,7 @@ def pulled_back(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:
     Returns:
         Their VJPs, and whether these may be overwritten.
     """
+    alone = not grad_is_enabled()
     for it in reversed(seen):
-        v, ours = it.pull(v, ours)
+        v, ours = it.pull(v, ours and alone)
     return v, ours

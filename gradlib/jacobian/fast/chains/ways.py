@@ -31,8 +31,7 @@ class Gated(NamedTuple):
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
         factor = self.factor.unsqueeze(1)
-        alone = ours and not grad_is_enabled()
-        return v.mul_(factor) if alone else v * factor, True
+        return v.mul_(factor) if ours else v * factor, True
 
 
 class Negated(NamedTuple):
@@ -40,7 +39,7 @@ class Negated(NamedTuple):
 
     def pull(self, v: Tensor, ours: bool) -> tuple[Tensor, bool]:
         """Go back."""
-        return v.neg_() if ours and not grad_is_enabled() else -v, True
+        return v.neg_() if ours else -v, True
 
 
 class Padded(NamedTuple):
