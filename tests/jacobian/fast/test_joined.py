@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradlib
-from gradlib.jacobian.fast.chains import result
+from gradlib.jacobian.fast.chains import place, result
+from gradlib.jacobian.fast.chains.chain import found_on
 from gradlib.jacobian.fast.chains.convolutions import goes_by_shifts
+from gradlib.jacobian.fast.chains.layers import Stage
 from gradlib.random_state import seed_all
 
 from .test_chain import chain, require_same
@@ -519,6 +521,28 @@ def test_a_few_samples_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     net: Any = drawn(Parts())
     fn: Any = _with_the_net((WOVEN | PRODUCTS)[name], net)
     require_same(fn, double(5, 4))
+
+
+def test_many_ways_that_meet_are_put_together_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net: Any = drawn(Parts())
+    x, made = double(3, 4), list[Any]()
+
+    def noted(*parts: Any) -> Stage:
+        made.append(parts)
+        return Stage(*parts)
+
+    def fn(x: Tensor) -> Tensor:
+        before, now = x, net.a(x)
+        for _ in range(20):
+            before, now = now, before + now.tanh()
+        return now
+
+    monkeypatch.setattr(place, "Stage", noted)
+    assert found_on(fn, x) is not None
+    assert len(made) == 1 + 20 * 2  # for each layer, and each sum
+    require_same(cast(Any, fn), x)
 
 
 def test_gradients_flow_where_ways_meet_again() -> None:

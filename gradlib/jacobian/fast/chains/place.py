@@ -1,7 +1,7 @@
 """Tensors that x becomes in the user's code, and the layers that lead to them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -23,7 +23,8 @@ class Place(NamedTuple):
 
     Attributes:
         before: The place before the last layer; ``None`` at x.
-        layer: The last layer.
+        layer: The last layer; ``None`` for a `Woven`, which is made with the line
+            that it is part of: made here, each would repeat the stages of those before.
         sources: The place before; or those that were combined.
         by: The operation that combined them; ``""`` for none.
         gone: The layers that x has gone through, on all ways: a bit for each.
@@ -135,9 +136,9 @@ def joined(one: Place, other: Place, by: str, *, inplace: bool = False) -> Place
     if one.shape != other.shape:
         raise UnknownError("it puts something else together")
     if one.gone & other.gone != root.gone:
-        layer = _woven(root, (one, other), by)
         if inplace:
             raise UnknownError("it overwrites what is used elsewhere")
+        layer = None
     else:
         ways = _layers(one, root), _layers(other, root)
         if any(map(_begins_in_place, ways)) or (inplace and not _is_own(ways[0])):
@@ -167,8 +168,7 @@ def gathered(places: Sequence[Place]) -> Place:
     if len(places) < 2 or {len(it.shape) for it in places} != {2}:
         raise UnknownError("it puts something else together")
     shape = root.shape[0], sum(it.shape[1] for it in places)
-    place = _combined(root, places, _woven(root, places, "cat"), "cat")
-    return place._replace(shape=shape)
+    return _combined(root, places, None, "cat")._replace(shape=shape)
 
 
 def _root(places: Sequence[Place]) -> Place:
@@ -199,8 +199,9 @@ def _combined(root: Place, places: Sequence[Place], layer: Any, by: str) -> Plac
     )
 
 
-def _woven(root: Place, places: Sequence[Place], by: str) -> Woven:
-    """Return the ways from a place to the combination of places after it."""
+def _woven(end: Place) -> Woven:
+    """Return the ways from the place before a combination to it."""
+    root = cast(Place, end.before)
     numbers = {id(root): 0}
     stages: list[Stage] = []
 
@@ -213,8 +214,8 @@ def _woven(root: Place, places: Sequence[Place], by: str) -> Woven:
             numbers[id(place)] = len(stages)
         return numbers[id(place)]
 
-    given = tuple(map(add, places))
-    stages.append(Stage([], by, given))
+    given = tuple(map(add, end.sources))
+    stages.append(Stage([], end.by, given))
     # Large images are faster row by row, and this was not measured with images.
     if len(root.shape) > 2 or any(
         is_in_place(it) for stage in stages for it in stage.layers
@@ -255,7 +256,7 @@ def _layers(end: Place, root: Place | None) -> list[Any]:
     for place in _back(end):
         if place is root or place.before is None:
             break
-        backwards.append(place.layer)
+        backwards.append(_woven(place) if place.layer is None else place.layer)
     return backwards[::-1]
 
 
