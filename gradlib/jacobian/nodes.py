@@ -178,6 +178,12 @@ def differs_from_slopes(graph: Graph) -> str:
                 "how its distribution moves with the parameters, and no single sample "
                 "does so. That is meant: pass check=False."
             )
+        if getattr(node, "_saved_scale_grad_by_freq", False):
+            return (
+                f"{name} is of an embedding with scale_grad_by_freq=True: it divides "
+                "the gradient of each row by how often all samples together look it "
+                "up. Make the embedding without that."
+            )
         if _is_norm_of_a_backward_pass(node):
             return (
                 f"fn takes derivatives itself, through {name}, and torch takes for "

@@ -408,6 +408,25 @@ def test_weight_norm_in_a_loss_of_the_jacobian_is_refused(mode: Any) -> None:
         jacobian(argnums="parameters", create_graph=True)
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_gradients_divided_by_frequency_are_no_slopes(
+    kind: type[nn.Embedding | nn.EmbeddingBag],
+) -> None:
+    class Looks(nn.Module):
+        def __init__(self, *, scaled: bool) -> None:
+            super().__init__()
+            self.table = kind(5, 3, scale_grad_by_freq=scaled)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = torch.tensor([[0, 1, 1, 2]]).expand(len(x), 4)
+            return self.table(rows).view(len(x), -1) * x.sum(1, keepdim=True)
+
+    x = torch.randn(3, 4)
+    with pytest.raises(gradlib.DetachedPathError, match="scale_grad_by_freq=True"):
+        gradlib.per_sample_jacobian(Looks(scaled=True), x, argnums="parameters")
+    gradlib.per_sample_jacobian(Looks(scaled=False), x, argnums="parameters")
+
+
 def test_samples_of_the_gamma_family_move_with_their_parameters_on_average() -> None:
     seed_all(0)
 
