@@ -29,6 +29,7 @@ from gradlib.jacobian.form import Form
 from gradlib.jacobian.retained import retaining_noted
 from gradlib.private.hooks import hooks_set
 from gradlib.private.nodes import CloneNode, is_packed
+from gradlib.private.tensors import tangent_of
 from gradlib.tree import Tree
 from gradlib.vjp.connection import unconnected
 from gradlib.wording import in_brief, listed
@@ -194,7 +195,7 @@ def _points(
     for place, leaf in enumerate(given):
         if not isinstance(leaf, Tensor):
             continue
-        if create_graph and leaf.requires_grad:
+        if create_graph and (leaf.requires_grad or tangent_of(leaf) is not None):
             # A node of its own: fn may get the same tensor by another way too. Not
             # view_as(): for one sample that gives strides of channels_last, for which
             # batch norm's second derivative is wrong.

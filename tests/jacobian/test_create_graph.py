@@ -5,6 +5,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, jacrev, vmap
 
 import gradlib
@@ -32,6 +33,24 @@ def test_gradients_flow_through_the_jacobian(mode: str, chunk: int | str) -> Non
 
     weights = [it.detach().clone().requires_grad_() for it in model.parameters()]
     assert torch.autograd.gradcheck(jacobian, (x, *weights))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_tangents_flow_through_the_jacobian(mode: str, requires_grad: bool) -> None:
+    model = smooth_net(3, 2, 3)
+    x, along = torch.randn(2, 2, 3, dtype=torch.float64).unbind()
+
+    def jacobian(x: Tensor) -> Tensor:
+        return gradlib.per_sample_jacobian(model, x, mode=mode, create_graph=True)
+
+    plain = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(jacobian(plain).sin().sum(), plain)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.clone().requires_grad_(requires_grad), along)
+        found: Any = forward_ad.unpack_dual(jacobian(dual).sin().sum())
+        assert found.tangent is not None
+        torch.testing.assert_close(found.tangent.detach(), (wanted * along).sum())
 
 
 @pytest.mark.parametrize(
