@@ -2,6 +2,7 @@
 
     python -m benchmarks.jacobian                 on the CPU
     python -m benchmarks.jacobian --random 80     networks drawn by chance
+    python -m benchmarks.jacobian --written       short functions
     python -m benchmarks.jacobian --device cuda
     python -m benchmarks.jacobian --quick         the smallest: does it work at all?
 
@@ -30,6 +31,7 @@ from benchmarks.jacobian_ways import (
 )
 from benchmarks.memory import measure_memory
 from benchmarks.names import counted_threads
+from benchmarks.written_nets import written_nets
 from gradlib.render import Table
 
 PATIENCE = 5e3
@@ -54,21 +56,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = torch.device(options.device)
     threads = (1,) if options.quick or device.type == "cuda" else (1, 2)
     rounds = 2 if options.quick else options.rounds
-    all_nets = random_nets(options.random, device) if options.random else nets(device)
-    chosen = [net for net in all_nets if options.net in net.name]
+    of_table = not options.random and not options.written
+    chosen = [net for net in _nets(options, device) if options.net in net.name]
     if options.quick:
         chosen = chosen[:1]
-    ways = serious_and_checked() if options.random else every_way()
+    ways = every_way() if of_table else serious_and_checked()
     results = measure(chosen, ways, threads, rounds, device)
     print(as_text(results))
     out = options.out or (
         not options.quick
         and not options.net
-        and RESULTS / f"jacobian{'-random' * bool(options.random)}-{device.type}.json"
+        and RESULTS / f"jacobian{_suffix(options)}-{device.type}.json"
     )
     if out:
         write(results, out)
         print(f"\nwritten to {out}")
+
+
+def _nets(options: argparse.Namespace, device: torch.device) -> list[Net]:
+    if options.random:
+        return random_nets(options.random, device)
+    return written_nets(device) if options.written else nets(device)
+
+
+def _suffix(options: argparse.Namespace) -> str:
+    return "-random" if options.random else "-written" if options.written else ""
 
 
 def measure(
@@ -242,6 +254,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--rounds", type=int, default=10, help="at least two")
     parser.add_argument("--random", type=int, help="so many others, chosen by chance")
+    parser.add_argument("--written", action="store_true", help="short functions")
     parser.add_argument("--net", default="", help="only those with this in their name")
     parser.add_argument("--quick", action="store_true", help="one network, two rounds")
     parser.add_argument("--out", type=Path, help="where the results go")

@@ -1,7 +1,7 @@
 """The networks whose Jacobians are computed, small and large, of every common kind."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,8 +21,17 @@ class Net:
     """The error allowed against float64, as a fraction of the largest entry."""
 
 
+Kind = tuple[str, Callable[[], nn.Module], tuple[int, ...]]
+"""A network's name, what makes it, and the shape of its batch."""
+
+
 def nets(device: torch.device) -> list[Net]:
-    """Return all networks, in eval mode, with weights that require no grad."""
+    """Return the networks of the table."""
+    return made(_ALL, device)
+
+
+def made(kinds: Iterable[Kind], device: torch.device) -> list[Net]:
+    """Return networks, in eval mode, with weights that require no grad."""
     torch.manual_seed(0)
     return [
         Net(
@@ -30,7 +39,7 @@ def nets(device: torch.device) -> list[Net]:
             make().to(device).eval().requires_grad_(False),
             torch.randn(*shape, device=device),
         )
-        for name, make, shape in _ALL
+        for name, make, shape in kinds
     ]
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+import gradlib
 from benchmarks import jacobian
 from benchmarks.jacobian_nets import mlp, nets
-from benchmarks.jacobian_ways import every_way
+from benchmarks.jacobian_ways import every_way, loop
 from benchmarks.names import OURS
+from benchmarks.written_nets import written_nets
 
 SPREAD = {"median", "lower_quartile", "upper_quartile", "least"}
 
@@ -67,3 +69,10 @@ def test_the_networks_are_what_their_names_say() -> None:
     assert shapes["CNN 28x28 to 10"] == ((64, 1, 28, 28), (64, 10))
     assert len(shapes) == 9
     assert len(mlp([2, 3, 4], torch.nn.ReLU)) == 3
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_short_functions_are_differentiated_right(check: bool) -> None:
+    for net in written_nets(torch.device("cpu")):
+        ours = gradlib.per_sample_jacobian(net.model, net.x, check=check)
+        torch.testing.assert_close(ours, loop(net.model, net.x))
