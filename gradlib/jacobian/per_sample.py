@@ -87,8 +87,8 @@ def per_sample_jacobian(
     twice, and the loss's backward pass a third time. Where torch's third derivative is
     wrong, as LayerNorm's is, both are refused, and ``"auto"`` takes neither. Where its
     second derivative is wrong, as for the parameters of weight_norm, every mode is
-    refused. Where torch has no second derivative, as for ``torch.cdist`` and the fused
-    kernels of attention, the loss's backward pass raises;
+    refused. Where torch has no second derivative, as for ``torch.cdist`` before torch
+    2.14 and the fused kernels of attention, the loss's backward pass raises;
     ``sdpa_kernel(SDPBackend.MATH)`` of ``torch.nn.attention`` avoids these kernels.
 
     Also refused with `create_graph`:

@@ -104,6 +104,9 @@ def _attention(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(tokens, tokens, tokens).flatten(1)
 
 
+ONCE = pytest.mark.skipif(
+    torch.__version__ >= "2.14", reason="torch 2.14.1 has its second derivative"
+)
 _ON_CPU = torch.get_default_device().type == "cpu"
 FUSED = pytest.mark.skipif(not _ON_CPU, reason="a GPU may have no such kernel")
 
@@ -111,7 +114,7 @@ FUSED = pytest.mark.skipif(not _ON_CPU, reason="a GPU may have no such kernel")
 @pytest.mark.parametrize(
     ("fn", "name"),
     [
-        (_distances, "Cdist"),
+        pytest.param(_distances, "Cdist", marks=ONCE),
         pytest.param(_attention, "ScaledDotProduct", marks=FUSED),
     ],
 )
@@ -129,7 +132,24 @@ def test_the_plan_has_no_columns_where_torch_has_no_second_derivative(
     assert_close(gradlib.per_sample_jacobian(fn, x), truth)
 
 
-@pytest.mark.parametrize("fn", [_distances, pytest.param(_attention, marks=FUSED)])
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="torch has none before 2.14")
+@pytest.mark.parametrize("mode", ["auto", "forward"])
+def test_distances_have_columns_where_torch_has_their_second_derivative(
+    mode: str,
+) -> None:
+    x = torch.randn(3, 2)
+    assert isinstance(gradlib.plan_jacobian(_distances, x).counts["forward"], int)
+    truth = gradlib.per_sample_jacobian(_distances, x, mode="loop")
+    assert_close(gradlib.per_sample_jacobian(_distances, x, mode=mode), truth)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(_distances, marks=ONCE),
+        pytest.param(_attention, marks=FUSED),
+    ],
+)
 def test_a_split_may_have_it_before_its_tensor_but_not_after(
     fn: Callable[[Tensor], Tensor],
 ) -> None:
