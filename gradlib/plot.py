@@ -53,6 +53,7 @@ ROW = 0.2  # inches per module in a heat map, which has no markers
 LINES = 100  # modules a figure has room for; with more, some go unnamed
 LETTER = 0.085  # width of a letter of it, about, in inches
 SHORT = 24  # letters of a name that fit a figure of the usual width
+LONG = 100  # letters of a name beyond which its middle is left out
 NUMBER = 0.6  # width of a number below an axis, in inches
 DIGITS = {(2, 3, 5): 2.6, (2, 5): 1.5}  # inches per decade to label these digits in it
 ENTRY = 1.4  # width of an entry of the legend, in inches
@@ -367,9 +368,15 @@ def _name_rows(labels: Sequence[str], ax: Axes) -> list[int]:
     room = min(max(int(inches_of(ax).height / NAME), 1), LINES)
     named = list(range(0, len(labels), math.ceil(len(labels) / room) or 1))
     # A dollar sign in a name begins no formula.
-    ax.set_yticks(named, [labels[row] for row in named], parse_math=False)
+    ax.set_yticks(named, [_in_short(labels[row]) for row in named], parse_math=False)
     ax.set_ylim(max(len(labels), 1) - 0.5, -0.5)
     return named
+
+
+def _in_short(label: str) -> str:
+    """Return a name, without its middle where that makes it too long to show."""
+    half = LONG // 2
+    return label if len(label) <= LONG else f"{label[: half - 1]}…{label[-half:]}"
 
 
 def _number_of(steps: Sequence[int], at: float, _place: int) -> str:
@@ -449,5 +456,6 @@ def _make_logarithmic(ax: Axes) -> None:
 
 def _axes_for(labels: Sequence[str], line: float) -> Axes:
     """Return the axes of a new figure, with `line` inches for each module."""
-    beyond = max(0, max(map(len, labels), default=0) - SHORT)
+    longest = max(map(len, labels), default=0)
+    beyond = max(0, min(longest, LONG) - SHORT)
     return new_axes(6 + LETTER * beyond, 1.4 + line * min(max(len(labels), 3), LINES))

@@ -474,6 +474,15 @@ def test_long_names_leave_room_for_the_rest(words: int, kind: str) -> None:
     assert title.x1 < figure.bbox.width
 
 
+@each_kind
+def test_a_name_that_is_too_long_lacks_its_middle(kind: str) -> None:
+    model = nn.Sequential()
+    model.add_module("begins" + "_" * 400, layers(10))
+    figure = deep(model).plot(kind)
+    assert figure.get_figwidth() < 15
+    assert any(re.fullmatch(r"begins_+…_+\.9", it) for it in row_names(drawn(figure)))
+
+
 @pytest.mark.parametrize("scale", [1e-3, 3e-12])
 @pytest.mark.parametrize(
     ("ratio", "size"),
