@@ -56,31 +56,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = torch.device(options.device)
     threads = (1,) if options.quick or device.type == "cuda" else (1, 2)
     rounds = 2 if options.quick else options.rounds
-    of_table = not options.random and not options.written
-    chosen = [net for net in _nets(options, device) if options.net in net.name]
+    suffix, all_nets, ways = _asked(options, device)
+    chosen = [net for net in all_nets if options.net in net.name]
     if options.quick:
         chosen = chosen[:1]
-    ways = every_way() if of_table else serious_and_checked()
     results = measure(chosen, ways, threads, rounds, device)
     print(as_text(results))
     out = options.out or (
         not options.quick
         and not options.net
-        and RESULTS / f"jacobian{_suffix(options)}-{device.type}.json"
+        and RESULTS / f"jacobian{suffix}-{device.type}.json"
     )
     if out:
         write(results, out)
         print(f"\nwritten to {out}")
 
 
-def _nets(options: argparse.Namespace, device: torch.device) -> list[Net]:
+def _asked(
+    options: argparse.Namespace, device: torch.device
+) -> tuple[str, list[Net], list[Way]]:
+    """Return what the name of the results ends with, the networks, and the ways."""
     if options.random:
-        return random_nets(options.random, device)
-    return written_nets(device) if options.written else nets(device)
-
-
-def _suffix(options: argparse.Namespace) -> str:
-    return "-random" if options.random else "-written" if options.written else ""
+        return "-random", random_nets(options.random, device), serious_and_checked()
+    if options.written:
+        return "-written", written_nets(device), serious_and_checked()
+    return "", nets(device), every_way()
 
 
 def measure(

@@ -80,7 +80,12 @@ NO_COLUMNS = (
 
 
 class Linearized:
-    """The linear map from tangents at a tensor or edge to those of the outputs."""
+    """The linear map from tangents at a tensor or edge to those of the outputs.
+
+    Attributes:
+        vjp: The VJP of the vectors that it was made with, with a graph; ``None`` where
+            no output depends on the tensor.
+    """
 
     def __init__(
         self,

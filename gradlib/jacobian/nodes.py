@@ -58,8 +58,12 @@ class Nodes:
 _WRONG_WITHOUT_GRAPH = "LinalgDet"
 # vmap of its backward is wrong, also for this node alone.
 _WRONG_AT_ONCE = "Cdist"
-# The first are the fused kernels of attention; torch 2.14.1 has one of cdist.
-_NO_SECOND = ("ScaledDotProduct", *["Cdist"] * (torch.__version__ < "2.14"))
+# The fused kernels of attention; torch 2.14.1 has one of cdist.
+_NO_SECOND = (
+    ("ScaledDotProduct",)
+    if torch.__version__ >= "2.14"
+    else ("ScaledDotProduct", "Cdist")
+)
 # The first is fused, and has another formula with create_graph=True. The second takes
 # the logarithm of gradients, which may be zero.
 _WRONG_TWICE = ("WeightNormInterface", "Logcumsumexp")

@@ -233,8 +233,7 @@ def test_sparse_inputs(layout: torch.layout, factor: float) -> None:
             y = x.to_dense()
             return factor * y + (1 - factor) * y.detach()
 
-    x = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
-    x = x.to_sparse() if layout == torch.sparse_coo else x.to_sparse_csr()
+    x = torch.tensor([[1.0, 0.0], [3.0, 2.0]]).to_sparse(layout=layout)
     found = recorded(Dense(), x.requires_grad_()).verify(numerical=True)
     assert found.ok == (factor == 1)
     assert not found.skipped
@@ -247,7 +246,7 @@ def test_sparse_outputs(layout: torch.layout, factor: float) -> None:
     class Sparse(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             y = factor * x + (1 - factor) * x.detach()
-            return y.to_sparse() if layout == torch.sparse_coo else y.to_sparse_csr()
+            return y.to_sparse(layout=layout)
 
     x = torch.tensor([[1.0, 0.0], [3.0, 2.0]], requires_grad=True)
     with gradlib.record(model := Sparse()) as recording:
