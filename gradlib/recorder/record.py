@@ -7,7 +7,7 @@ operations and see only tensors and tuples of tensors.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from operator import methodcaller
@@ -64,7 +64,7 @@ from gradlib.selection import (
 from gradlib.sharded import flattened, is_sharded, swaps_parameters
 from gradlib.stats import tensor_stats
 from gradlib.values import Keep, Transfers, keeper
-from gradlib.wording import in_brief, no_module
+from gradlib.wording import in_brief, listed, no_module
 
 
 def record(
@@ -220,6 +220,16 @@ def _why_no_call(module: nn.Module) -> str:
     )
 
 
+def _used_directly(names: Sequence[str]) -> str:
+    """Say that parameters with these names got gradients which no call shows."""
+    gradients = "a gradient" if len(names) == 1 else "gradients"
+    return (
+        f"it was not called, and yet its {listed(names)} got {gradients}, as where a "
+        "parent uses its weights directly, or calls module.forward(x). No param_grads "
+        "has this: read .grad"
+    )
+
+
 def _without_with(asked: str) -> RecordingArgumentError:
     return RecordingArgumentError(
         f"record(model){asked}: a recording is made by a with block. Call the model "
@@ -350,6 +360,7 @@ class _Recorder(AbstractContextManager[Recording]):
                 self._undo.clear,
                 self._let_go,
                 self._passes.remove_hooks,
+                self._note_used_directly,
                 self._block.copies.wait,
                 self._remove_stopped,
                 forget_compiled,
@@ -358,6 +369,28 @@ class _Recorder(AbstractContextManager[Recording]):
 
     def _let_go(self) -> None:
         self._calls.when_forward_begins = nothing  # else a reference cycle keeps all
+
+    def _note_used_directly(self) -> None:
+        """Say which modules got gradients for their parameters and were not called.
+
+        A parameter that a module which was called has too is in that one's totals.
+        """
+        every = self._hooked.values()
+        shown = {
+            id(total)
+            for hooked in every
+            if hooked.was_called
+            for _, _, total in hooked.parameters.values()
+        }
+        for hooked in every:
+            names = [
+                name
+                for name, (_, _, total) in hooked.parameters.items()
+                if total and id(total) not in shown
+            ]
+            if names:
+                why = _used_directly(names)
+                self._block.left_out.setdefault(hooked.name, why)
 
     def _remove_stopped(self) -> None:
         with suppress(RuntimeError):  # another thread changes the model

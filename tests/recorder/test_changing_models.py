@@ -41,6 +41,33 @@ def test_forward_called_directly_is_no_call() -> None:
         _ = recording["fc"]
 
 
+class UsesWeights(nn.Module):
+    """Uses the weights of the modules in it, and calls one of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called, self.used = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.tied, self.idle = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.tied.weight = self.called.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.linear(x, self.used.weight)
+        return self.called(x) + y + nn.functional.linear(x, self.tied.weight)
+
+
+def test_weights_that_a_parent_uses_are_said_to_be_in_no_call() -> None:
+    model = UsesWeights()
+    with gradlib.record(model) as recording:
+        model(torch.randn(2, 3)).sum().backward()
+    # A call of another module has the gradient of the tied one; "idle" has none.
+    assert "no call was seen of used: recording[name] says why" in str(recording)
+    with pytest.raises(gradlib.NoSuchCallError, match="yet its weight got a gradient"):
+        _ = recording["used"]
+    for name in ("tied", "idle"):
+        with pytest.raises(gradlib.NoSuchCallError, match="was not called in the"):
+            _ = recording[name]
+
+
 def test_a_module_added_in_the_block() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
     x = torch.randn(2, 3)
