@@ -381,6 +381,9 @@ class Call(Printable):
 
 
 COLUMNS = ("field", "shape", "norm")
+MOST = 40
+"""A field with more entries than this shows the first half of that many."""
+
 Place: TypeAlias = tuple[str, int]
 """Where something stands in a field: the path to it, ``[0]``, and its number."""
 
@@ -416,17 +419,19 @@ def _leaves(
 ) -> dict[str, dict[Place, Any]]:
     """Return what stands in each field that was kept, by its place there.
 
-    A keyword argument that is a flag has no place in gradients: it cannot have one.
+    A keyword argument that is a flag or a number has no place in gradients: it cannot
+    have one. With ``reduce``, a number may be what was made of a tensor.
     """
     trees = {
         name: Tree.of(getattr(shown, name))
         for name, travels_with in fields.items()
         if _is_kept(call, travels_with)
     }
+    without = bool | str if call.block.is_reduced else bool | str | int | float
     flags = {
         place
         for place, given in enumerate(Tree.of(call.inputs.build()[1]).leaves)
-        if given is None or isinstance(given, bool | str)
+        if given is None or isinstance(given, without)
     }
     paths = {name: tree.paths() for name, tree in trees.items()}
     return {
@@ -464,12 +469,15 @@ def _here(grad: Any) -> Any:
 def _rows(
     shown: Mapping[str, Mapping[Place, Any]], prefix: str = ""
 ) -> list[tuple[str, ...]]:
-    """Return a row for each thing that stands in some fields."""
-    return [
-        (prefix + name + path, shape_text(leaf), norm_text(leaf))
-        for name, leaves in shown.items()
-        for (path, _), leaf in leaves.items()
-    ]
+    """Return a row for each thing that stands in some fields, or for some of many."""
+    rows: list[tuple[str, ...]] = []
+    for name, leaves in shown.items():
+        every = [(prefix + name + path, leaf) for (path, _), leaf in leaves.items()]
+        some = every if len(every) <= MOST else every[: MOST // 2]
+        rows += [(path, shape_text(leaf), norm_text(leaf)) for path, leaf in some]
+        if left_out := len(every) - len(some):
+            rows.append((f"... {left_out} more in {prefix}{name}", "", ""))
+    return rows
 
 
 def _title(trace: CallTrace) -> str:

@@ -309,6 +309,27 @@ def test_flags_have_no_row_among_the_gradients() -> None:
     assert "grad_kwargs['mask']" in text
 
 
+class Scaled(nn.Module):
+    def forward(self, x: Tensor, *, by: float) -> list[Tensor]:
+        return [*(x * by).expand(100, -1)]
+
+
+def test_numbers_have_no_row_among_the_gradients() -> None:
+    with gradlib.record(model := Scaled()) as recording:
+        torch.stack(model(torch.ones(2, requires_grad=True), by=2.0)).sum().backward()
+    assert "grad_kwargs" not in str(recording[""])
+
+
+def test_a_field_with_many_entries_shows_some() -> None:
+    with gradlib.record(model := Scaled()) as recording:
+        torch.stack(model(torch.ones(2, requires_grad=True), by=2.0)).sum().backward()
+    text = str(recording[""])
+    assert "output[19]" in text
+    assert "output[20]" not in text
+    assert "... 80 more in output" in text
+    assert "... 80 more in grad_output" in text
+
+
 class HoldsParameters(nn.Module):
     def __init__(self) -> None:
         super().__init__()
