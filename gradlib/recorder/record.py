@@ -376,13 +376,16 @@ class _Recorder(AbstractContextManager[Recording]):
         A parameter that a module which was called has too is in that one's totals.
         """
         every = self._hooked.values()
+        others = [hooked for hooked in every if not hooked.was_called]
+        if not others:
+            return
         shown = {
             id(total)
             for hooked in every
             if hooked.was_called
             for _, _, total in hooked.parameters.values()
         }
-        for hooked in every:
+        for hooked in others:
             names = [
                 name
                 for name, (_, _, total) in hooked.parameters.items()
