@@ -15,6 +15,7 @@ from typing import Any, Final
 from optree import PyTreeSpec
 from torch import Tensor, nn
 
+from gradlib.module_hook import nothing
 from gradlib.opaque import NotSaved, keep_opaque
 from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_after_others
 from gradlib.private.modes import (
@@ -72,7 +73,6 @@ class ModuleCalls:
         block: Block,
         passes: Passes,
         keep: Keep,
-        when_forward_begins: Callable[[], None],
         *,
         refuses: bool,
     ) -> None:
@@ -82,7 +82,6 @@ class ModuleCalls:
             block: What all calls have in common.
             passes: The backward passes of the block.
             keep: Returns what to keep of arguments and outputs.
-            when_forward_begins: Called when an outermost call begins.
             refuses: Whether the model holds a tensor whose class refuses to be kept.
                 Then no class of tensors sees what is done here.
         """
@@ -99,7 +98,7 @@ class ModuleCalls:
         self._now = self._threads.now
         self._checkpoints = Checkpoints(self.traces)
         self._gathering = Gathering(block, passes, self._threads)
-        self.when_forward_begins = when_forward_begins
+        self.when_forward_begins: Callable[[], None] = nothing
         self._attached = passes.attached
         passes.numbered.when_numbered = self._note_when
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
