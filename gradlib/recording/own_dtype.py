@@ -5,7 +5,7 @@ as a kernel may, nor what it does with a ``grad_output`` whose layout a copy los
 entries of an expanded one are one place in memory.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,13 @@ LIMIT = 0.1
 ROOM = 4
 REPLAYS, MOVED = 4, 4  # how often they are moved, and by how many eps
 
+OFF_ZERO = 1e-6
+"""How far a zero is moved, as a part of the root mean square of its tensor.
+
+That is less than the square root of float32's eps and more than that of float64's: what
+``nn.RMSNorm``, which takes eps from the dtype, gives for such rows is another then.
+"""
+
 SEED = 5_120_617
 
 
@@ -37,8 +44,10 @@ def wrong_in_own_dtype(
 ) -> dict[Key, float]:
     """Return each input and own parameter whose gradient differs, with the error.
 
-    There is none where the call returns something else in float64: then there is
-    nothing to compare. Nor where it draws random numbers, which are others in float64:
+    There is none where the call returns something else in float64, or would if it had
+    been given small numbers for zeros: then there is nothing to compare. A norm whose
+    eps depends on the dtype gives 0 for a row of zeros in each, and another gradient.
+    Nor is there one where it draws random numbers, which are others in float64:
     its output may hardly show that, as of a block whose branch is scaled by 1e-6.
 
     Args:
@@ -83,11 +92,19 @@ def wrong_in_own_dtype(
     if _output_error(replayed, exact) > ROOM * max(ROOM * eps, noise_of_output):
         return {}
     noise = [_errors(replayed, it) for it in others]
-    return {
+    wrong = {
         key: error
         for key, error in errors.items()
         if error > max(limit, *(ROOM * it.get(key, 0.0) for it in noise))
     }
+    if wrong:
+        beside = replay(trace, number, _off_zero())
+        with Double():
+            move = _off_zero()
+            exact = replay(trace, number, lambda kept: doubled(move(kept)))
+        if _output_error(beside, exact) > ROOM * max(ROOM * eps, noise_of_output):
+            return {}
+    return wrong
 
 
 def _errors(one: Replayed, other: Replayed, least: float = 0.0) -> dict[Key, float]:
@@ -109,8 +126,27 @@ def _output_error(one: Replayed, other: Replayed) -> float:
 def _mover(by: float) -> Change:
     """Return a function that moves recorded values by up to a part of themselves.
 
-    It moves them towards zero, so that values which must not exceed 1 do not. Entries
-    that share memory still do.
+    It moves them towards zero, so that values which must not exceed 1 do not.
+    """
+    return _moved(lambda value, drawn: value * (1 - by * drawn))
+
+
+def _off_zero() -> Change:
+    """Return a function that puts small numbers, the same each time, for zeros."""
+    return _moved(
+        lambda value, drawn: torch.where(
+            value == 0, OFF_ZERO * (root_mean_square(value) or 1.0) * drawn, value
+        )
+    )
+
+
+def _moved(change: Callable[[Tensor, Tensor], Tensor]) -> Change:
+    """Return a function that changes recorded values.
+
+    Entries that share memory still do.
+
+    Args:
+        change: Is given values, and random numbers from 0 to 1.
     """
     generator = torch.Generator("cpu").manual_seed(SEED)
 
@@ -126,7 +162,7 @@ def _mover(by: float) -> Change:
             sizes, generator=generator, dtype=torch.float64, device="cpu"
         )
         part = kept.as_strided(sizes, strides, kept.storage_offset())
-        moved = part * (1 - by * drawn.to(kept.device))
+        moved = change(part, drawn.to(kept.device))
         return moved.to(kept.dtype).expand(kept.shape)
 
     return move

@@ -267,7 +267,8 @@ class Recording(Printable):
         A VJP in a narrower dtype is compared with that in float64. This finds a
         backward that is wrong in float32 alone, or for an expanded ``grad_output``, by
         more than a tenth and more than rounding. The output has to be the same in both
-        dtypes, and the call must draw no random numbers: in float64 it draws others.
+        dtypes, also with small numbers in place of zeros, and the call must draw no
+        random numbers: in float64 it draws others.
 
         It finds torch's own faults too: ``nn.CTCLoss``, whose backward takes its input
         for normalised log-probabilities; ``nn.Embedding`` with `scale_grad_by_freq`, or

@@ -91,6 +91,30 @@ def test_a_call_that_computes_something_else_in_float64() -> None:
     assert verified(model(masked)).ok
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_norm_of_padding_is_not_accused(dtype: torch.dtype) -> None:
+    """Its eps comes from the dtype, and the gradient of a row of zeros from the eps."""
+    torch.manual_seed(0)
+    embedding, norm = nn.Embedding(7, 4, padding_idx=0), nn.RMSNorm(4)
+    net = nn.Sequential(embedding, norm, nn.Linear(4, 1)).to(dtype)
+    tokens = torch.tensor([[3, 1, 5, 0], [2, 0, 0, 0]])
+    with gradlib.record(net) as recording:
+        net(tokens).sum().backward()
+    assert recording.verify(numerical=True).ok
+
+
+def test_a_backward_that_is_wrong_in_one_dtype_alone_at_zeros(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wrong = staticmethod(lambda grad: 2.0 if grad.dtype == torch.float32 else 1.0)
+    monkeypatch.setattr(Sine, "factor", wrong)
+    net, x = Apply(Sine.apply), torch.zeros(3, 4, requires_grad=True)
+    with gradlib.record(net) as recording:
+        net(x).sum().backward()
+    (found,) = recording.verify(numerical=True).disagreements
+    assert found.reason == REASON
+
+
 class DropPath(nn.Module):
     """A residual branch, scaled to almost nothing, that some samples skip."""
 
