@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Places: TypeAlias = dict[str, dict[int, list[Pass]]]
+
+@dataclass(frozen=True, slots=True)
+class OwnParameters:
+    """A pass of a call that makes others: only own parameters are shown of it."""
+
+    of: Pass
+
+
+Shown: TypeAlias = Pass | OwnParameters
+Places: TypeAlias = dict[str, dict[int, list[Shown]]]
 """The passes of the calls at each place in the forward, by place and by forward."""
 
 BINS = 60  # of a histogram
@@ -58,7 +68,8 @@ def draw(
         raise NotKeptError(
             "plot() shows gradients, and record(..., keep=...) left them all out."
         )
-    places = _places(calls)
+    drawn = kept if kind == "flow" else kept[:1]
+    places = _places(calls, with_own_parameters="param_grads" in drawn)
     made = REDUCED if is_reduced and not _are_statistics(places, kept) else ""
     return KINDS[kind](places, kept, made, ax)
 
@@ -119,23 +130,32 @@ KINDS: dict[str, Callable[[Places, list[str], str, Any], Any]] = {
 }
 
 
-def _places(calls: Iterable[CallTrace]) -> Places:
-    """Gather the passes by place in the forward, but not of calls that make others."""
+def _places(calls: Iterable[CallTrace], *, with_own_parameters: bool) -> Places:
+    """Gather the passes by place in the forward.
+
+    Of calls that make others there are the gradients of own parameters, or nothing.
+    """
     places: Places = {}
     seen: Counter[tuple[int, str]] = Counter()
     for call in calls:
-        if not call.calls_others:
-            label = numbered(call.name, seen[call.forward, call.name])
-            seen[call.forward, call.name] += 1
-            place = places.setdefault(label, {})
-            place.setdefault(call.forward, []).extend(Call(call).passes)
+        label = numbered(call.name, seen[call.forward, call.name])
+        seen[call.forward, call.name] += 1
+        passes: Sequence[Shown] = Call(call).passes
+        if call.calls_others:
+            if not (with_own_parameters and call.parameters):
+                continue
+            passes = [OwnParameters(it) for it in Call(call).passes]
+            if not any(_measured("param_grads", it) for it in passes):
+                continue
+        place = places.setdefault(label, {})
+        place.setdefault(call.forward, []).extend(passes)
     return places
 
 
 def _are_statistics(places: Places, fields: list[str]) -> bool:
     """Tell whether gradients were kept as `TensorStats`."""
     return any(
-        are_statistics(with_keywords(pass_, field))
+        are_statistics(_structure(field, pass_))
         for by_forward in places.values()
         for passes in by_forward.values()
         for pass_ in passes
@@ -143,15 +163,22 @@ def _are_statistics(places: Places, fields: list[str]) -> bool:
     )
 
 
-def _norms(field: str, passes: list[Pass]) -> list[float]:
+def _structure(field: str, shown: Shown) -> Any:
+    """Return what is shown of a field of a pass."""
+    if not isinstance(shown, OwnParameters):
+        return with_keywords(shown, field)
+    return with_keywords(shown.of, field) if field.startswith("param_grads") else ()
+
+
+def _norms(field: str, passes: Sequence[Shown]) -> list[float]:
     """Return the norm of a field in each pass that has it."""
     found = (_measured(field, pass_) for pass_ in passes)
     return [norm(measured) for measured in found if measured]
 
 
-def _measured(field: str, pass_: Pass) -> list[Any]:
+def _measured(field: str, pass_: Shown) -> list[Any]:
     """Return what has a norm in a field of a pass; empty where the field is."""
-    structure = with_keywords(pass_, field)
+    structure = _structure(field, pass_)
     measured = measured_in(structure)
     if not measured and any(leaf is not None for leaf in Tree.of(structure).leaves):
         raise NotKeptError(
@@ -161,7 +188,7 @@ def _measured(field: str, pass_: Pass) -> list[Any]:
     return measured
 
 
-def _tensors(field: str, pass_: Pass) -> list[Tensor]:
+def _tensors(field: str, pass_: Shown) -> list[Tensor]:
     """Return the tensors in a field of a pass."""
     measured = _measured(field, pass_)
     if not all(isinstance(it, Tensor) for it in measured):

@@ -152,9 +152,10 @@ class Recording(Printable):
     def plot(self, kind: str = "flow", ax: "Axes | None" = None) -> "Figure":
         """Draw the gradients, module by module, the first on top.
 
-        Modules that call other modules are left out, along with their own parameters.
-        A module that a forward calls several times has several rows; ``drop (1)`` is
-        its second call in each forward. The kinds:
+        Of a module that calls other modules only ``param_grads``, the gradients of its
+        own parameters, are drawn, if there are any. A module that a forward calls
+        several times has several rows; ``drop (1)`` is its second call in each forward.
+        The kinds:
 
         - ``"flow"``: how large the gradients are. ``param_grads`` is the norm over all
           parameters of a module, ``grad_input`` that over all arguments, keyword

@@ -201,6 +201,41 @@ def test_the_totals_of_shared_parameters_are_drawn() -> None:
     assert len(set(totals.get_xdata())) == 1
 
 
+class Scaled(nn.Module):
+    """A module that calls another, with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.linear(x)
+
+
+def test_of_a_module_that_calls_others_its_own_parameters_are_drawn() -> None:
+    recording = record(nn.Sequential(Scaled(), nn.Linear(4, 4)))
+    axes = drawn(recording.plot())
+    assert [it.get_text() for it in axes.get_yticklabels()] == ["0", "0.linear", "1"]
+    norms, rows = line(axes, "param_grads").get_data()
+    assert [*rows] == [0, 1, 2]
+    grad = cast(Tensor, recording["0"].param_grads["scale"])
+    assert norms[0] == pytest.approx(grad.norm().item())
+    assert [*line(axes, "grad_output").get_ydata()] == [1, 2]
+
+
+def test_a_module_that_calls_others_has_no_row_where_nothing_of_it_is_drawn() -> None:
+    net = nn.Sequential(Scaled(), nn.Linear(4, 4))
+    for kind in ("steps", "histogram"):
+        axes = drawn(record(net).plot(kind))
+        assert "0" not in [it.get_text() for it in axes.get_yticklabels()]
+    axes = drawn(record(net, keep=["param_grads"]).plot("steps"))
+    assert [it.get_text() for it in axes.get_yticklabels()] == ["0", "0.linear", "1"]
+    cast(Scaled, net[0]).scale.requires_grad_(False)
+    axes = drawn(record(net).plot())
+    assert [it.get_text() for it in axes.get_yticklabels()] == ["0.linear", "1"]
+
+
 def test_flow_marks_what_has_no_size() -> None:
     axes = drawn(record(layers(2), (2, 1)).plot())
     assert legend(axes)[3:] == []
