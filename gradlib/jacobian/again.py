@@ -4,8 +4,8 @@ During a call its modules have copies of their parameters, buffers and other att
 and torch's generators start in the state that they had for the first call.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -33,17 +33,20 @@ class Called:
         leaves: The inputs, by place, and parameters, by name, that it was called with
             and that gradients can be taken of.
         lifted: What was noted during the call.
+        again: Gives the function's modules the state of that call. A backward pass
+            through its graph may call them, as that of a checkpoint does.
     """
 
     outputs: Tree
     leaves: dict[int | str, Tensor]
     lifted: Lifted
+    again: Callable[[], AbstractContextManager[object]]
 
     def without_graph(self) -> "Called":
         """Return the same with detached outputs, to free the memory of the graph."""
         leaves = self.outputs.leaves
         values = [it.detach() if isinstance(it, Tensor) else it for it in leaves]
-        return Called(Tree(values, self.outputs.spec), {}, self.lifted)
+        return Called(Tree(values, self.outputs.spec), {}, self.lifted, nullcontext)
 
 
 def call_again(
@@ -83,6 +86,13 @@ def call_again(
     seeing = lifted if double else random.own if watched else nullcontext()
     named = leaves if graph else None
     parameter_of = _moved_parameters(arguments, moves, change, widened, named)
+
+    @contextmanager
+    def as_called() -> Generator[None]:
+        widening = Lifted(random.own) if double else nullcontext()
+        with run_eagerly(), own_state(arguments.fn, change, parameter_of), widening:
+            yield
+
     with (
         torch.set_grad_enabled(graph),
         run_eagerly(),
@@ -102,7 +112,7 @@ def call_again(
             with seeing:
                 returned = arguments.fn(*args)
         outputs = Tree.of(returned)
-    return Called(outputs, leaves, lifted)
+    return Called(outputs, leaves, lifted, as_called)
 
 
 def _moved_parameters(

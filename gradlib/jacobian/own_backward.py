@@ -147,13 +147,14 @@ def _gradients(
     leaves = {name: it for name, it in called.leaves.items() if it.requires_grad}
     if not (outputs and leaves):
         return {}
-    grads = torch.autograd.grad(
-        outputs,
-        [*leaves.values()],
-        vectors,
-        create_graph=create_graph,
-        allow_unused=True,
-    )
+    with called.again():
+        grads = torch.autograd.grad(
+            outputs,
+            [*leaves.values()],
+            vectors,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
     every = zip(leaves, cast(Sequence[Any], grads), strict=True)
     return {name: it for name, it in every if it is not None}
 

@@ -62,7 +62,8 @@ def look_again(caller: Caller, graph: Graph, root: int, unclear: Tensor) -> None
             if y.requires_grad:
                 batched = caller.arguments.batched()
                 own = [base.leaves[it] for it in batched if it in base.leaves]
-                require_no_pair(caller, [y], own)
+                with base.again():
+                    require_no_pair(caller, [y], own)
             return
         verdicts.append(verdict)
     is_cut = _is_cut(verdicts) or _is_cut_for_few(caller, root, unclear)
@@ -330,9 +331,11 @@ def _slope_by_vjp(
     keys = [it.key for it in arguments.asked]
     if not y.requires_grad:
         return 0.0, 0.0
-    grads = torch.autograd.grad(
-        [y], [base.leaves[it] for it in keys], [v], retain_graph=True, allow_unused=True
-    )
+    leaves = [base.leaves[it] for it in keys]
+    with base.again():
+        grads = torch.autograd.grad(
+            [y], leaves, [v], retain_graph=True, allow_unused=True
+        )
     slope = square = 0.0
     given = cast(Sequence[Tensor | None], grads)
     for it, name, grad in zip(arguments.asked, keys, given, strict=True):

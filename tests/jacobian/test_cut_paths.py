@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradlib
 from gradlib import DetachedPathError, NoSuchWayError
@@ -435,6 +436,77 @@ def test_kinks_and_ties_pass(name: str, dtype: torch.dtype) -> None:
     fn, x = KINKS[name], at_kinks(dtype)
     ours = gradlib.per_sample_jacobian(fn, x)
     require_close(ours, alone(fn, x), 0.01)
+
+
+class Checkpointed(nn.Module):
+    """A net whose biases are zero, so that inputs of zero lie on every kink."""
+
+    def __init__(self, act: Function) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 16), nn.Linear(16, 16)])
+        for layer in self.layers:
+            nn.init.zeros_(cast(nn.Linear, layer).bias)
+        self.last, self.act = nn.Linear(16, 2), act
+
+    def inner(self, x: Tensor) -> Tensor:
+        first, second = self.layers
+        return self.act(second(first(x).relu()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.inner, x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+@pytest.mark.parametrize("seed", range(4))
+def test_kinks_and_ties_inside_a_checkpoint_pass(seed: int, argnums: Any) -> None:
+    """Its backward calls modules, which must have the weights of the call it is of."""
+    for act in (
+        torch.abs,
+        lambda x: x.relu() + (50 * x).sin(),
+        lambda x: torch.maximum(x, x.roll(1, -1)),
+        lambda x: (30 * x).tanh(),
+    ):
+        torch.manual_seed(seed)
+        net, x = Checkpointed(act), torch.randn(6, 3)
+        x[2:4] = 0
+        gradlib.per_sample_jacobian(net, x, argnums=argnums)
+
+
+class Adjoint(torch.autograd.Function):
+    """Goes backwards through one Euler step, from where the step came to."""
+
+    @staticmethod
+    def forward(ctx: Any, module: nn.Module, x: Tensor, *weights: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = x + 0.5 * module(x)
+        ctx.module = module
+        ctx.save_for_backward(y, *weights)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        y, *weights = ctx.saved_tensors
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            change = 0.5 * ctx.module(y)
+        back, *to_weights = torch.autograd.grad(change, [y, *weights], grads[0])
+        return None, grads[0] + back, *to_weights
+
+
+class Stepped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Any, Adjoint.apply)(self.rate, x, *self.rate.parameters())
+
+
+@pytest.mark.parametrize("argnums", [0, "parameters"])
+def test_a_backward_that_calls_modules_may_be_wrong(argnums: Any) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(DetachedPathError, match="a backward of your own may be wrong"):
+        gradlib.per_sample_jacobian(Stepped(), torch.randn(5, 3), argnums=argnums)
 
 
 def test_kinks_beside_the_point_take_a_pair_of_calls_more() -> None:
