@@ -67,27 +67,38 @@ _WORDS = {
 
 def weights_in(v: Tensor) -> Weights:
     """Return what the entries of `v` are."""
-    if v.is_nested or not has_values(v):
+    if not has_values(v):
         return Weights(Kind.UNKNOWN)
-    values = wide(v)
-    entries = values.flatten()  # on a GPU nonzero() takes 25 axes at most
+    entries = _entries(v)
     places = entries.nonzero()[:, 0]
     if not len(places):
         return Weights(Kind.ZEROS if len(entries) else Kind.EMPTY)
     if v.is_complex():
         return Weights(Kind.COMPLEX)
     value = entries[places[0]].item()
-    index = tuple(int(it) for it in torch.unravel_index(places[0], values.shape))
     factor, exact = _written(value, v.dtype)
+    if v.is_nested:  # it has no shape, so no entry has an index
+        if (entries == value).all():
+            return Weights(Kind.CONSTANT, factor, exact)
+        return Weights(Kind.MIXED)
+    index = tuple(int(it) for it in torch.unravel_index(places[0], v.shape))
     if v.numel() == 1:
         return Weights(Kind.SINGLE, factor, exact)
     if len(places) == 1:
         return Weights(Kind.ONE_HOT, factor, exact, index)
-    if (values != value).any():
+    if (entries != value).any():
         return Weights(Kind.MIXED)
     if value == _rounded(1 / v.numel(), v.dtype):
         return Weights(Kind.MEAN, f"1/{v.numel()}")
     return Weights(Kind.CONSTANT, factor, exact)
+
+
+def _entries(v: Tensor) -> Tensor:
+    """Return all entries in one axis: on a GPU nonzero() takes 25 at most."""
+    if not v.is_nested:
+        return wide(v).flatten()
+    parts = [wide(it).flatten() for it in v.unbind()]
+    return torch.cat(parts) if parts else torch.empty(0, device="cpu")
 
 
 def _written(value: float, dtype: torch.dtype) -> tuple[str, bool]:

@@ -392,7 +392,22 @@ def test_of_nested_tensors(layout: torch.layout) -> None:
     explanation = gradlib.explain_vjp(x * 2, x, torch.ones_like(x))
     assert explanation.ok
     assert "nested" in explanation.note
-    assert str(explanation)
+    assert "grad_outputs: all ones" in str(explanation)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_the_entries_of_a_nested_v_are_named(layout: torch.layout) -> None:
+    def said(*parts: Tensor) -> str:
+        v = torch.nested.nested_tensor([*parts], layout=layout)
+        x = v.detach().clone().requires_grad_()
+        return str(gradlib.explain_vjp(x * 2, x, v))
+
+    assert "all 0.5" in said(torch.full((2,), 0.5), torch.full((3,), 0.5))
+    assert "all zeros" in said(torch.zeros(2), torch.zeros(3))
+    assert "a weight for each entry" in said(torch.ones(2), torch.zeros(3))
+    if layout == torch.strided:  # a jagged one has parts
+        assert "no entries" in said()
 
 
 # Dtypes and layouts
