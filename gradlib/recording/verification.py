@@ -95,7 +95,7 @@ def _not_replayed(skipped: Iterable[Skipped]) -> list[str]:
     for (reason, backward), names in calls.items():
         passes[reason, calls_text(names)] += [] if backward is None else [backward]
     return [
-        f"not replayed, {f'{passes_text(numbers)} of ' if numbers else ''}{names} "
+        f"not replayed{f' in {passes_text(numbers)}' if numbers else ''}, {names} "
         f"({reason})"
         for (reason, names), numbers in passes.items()
     ]

@@ -47,7 +47,7 @@ def test_passes_that_were_skipped_for_one_reason_are_named_together() -> None:
     ]
     footer = " ".join(str(found).split())
     assert footer.count("not replayed") == 1
-    assert f"not replayed, passes 1 to {passes[-1]} of 3 calls: (root), 0, 1" in footer
+    assert f"not replayed in passes 1 to {passes[-1]}, 3 calls: (root), 0, 1" in footer
     assert recording["0"].note.startswith(
         f"backward passes 0 to {passes[-1] - 1} gave no gradient to weight, bias"
     )
@@ -68,7 +68,7 @@ def test_of_a_penalty_the_pass_that_made_the_graph_is_checked(is_right: bool) ->
         (1, name) for name in names
     ]
     footer = " ".join(str(found).split())
-    assert f"not replayed, pass 1 of {len(names)} calls: " in footer
+    assert f"not replayed in pass 1, {len(names)} calls: " in footer
     if is_right:
         assert (found.ok, found.agreed) == (True, 4)
     else:
