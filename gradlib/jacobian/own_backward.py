@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from gradlib.jacobian.differences import Caller, tensors_of
 from gradlib.jacobian.directions import Moves
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import is_out_of_memory
+from gradlib.private.passes import grad_in_modes
 from gradlib.wording import listed
 
 
@@ -147,15 +147,10 @@ def _gradients(
     leaves = {name: it for name, it in called.leaves.items() if it.requires_grad}
     if not (outputs and leaves):
         return {}
+    ends = [*leaves.values()]
     with called.again():
-        grads = torch.autograd.grad(
-            outputs,
-            [*leaves.values()],
-            vectors,
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-    every = zip(leaves, cast(Sequence[Any], grads), strict=True)
+        grads = grad_in_modes(outputs, ends, vectors, create_graph=create_graph)
+    every = zip(leaves, grads, strict=True)
     return {name: it for name, it in every if it is not None}
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from gradlib.jacobian.directions import Moves
 from gradlib.jacobian.graph import Graph, output_path
 from gradlib.jacobian.repeatable import REPEATS, is_repeated, require_as_first
 from gradlib.jacobian.warned import warn
+from gradlib.private.passes import grad_in_modes
 
 SETTLED = 0.2
 """How far slopes by several steps may be apart, as a part of their size, and of the
@@ -331,14 +332,10 @@ def _slope_by_vjp(
     keys = [it.key for it in arguments.asked]
     if not y.requires_grad:
         return 0.0, 0.0
-    leaves = [base.leaves[it] for it in keys]
     with base.again():
-        grads = torch.autograd.grad(
-            [y], leaves, [v], retain_graph=True, allow_unused=True
-        )
+        grads = grad_in_modes([y], [base.leaves[it] for it in keys], [v])
     slope = square = 0.0
-    given = cast(Sequence[Tensor | None], grads)
-    for it, name, grad in zip(arguments.asked, keys, given, strict=True):
+    for it, name, grad in zip(arguments.asked, keys, grads, strict=True):
         if grad is not None:
             change = grad.to_dense() * along[name].to(grad)
             if not it.shared:  # 0 times NaN in samples that do not count

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.private.modes import graph_is_captured, values_are_stand_ins
@@ -84,6 +85,30 @@ def _began_pass(frame: FrameType | None) -> FrameType | None:
 
 
 _BEGINS_PASSES = torch.autograd.graph._engine_run_backward.__code__
+
+
+def grad_in_modes(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    vectors: Sequence[Tensor],
+    *,
+    create_graph: bool = False,
+) -> Sequence[Tensor | None]:
+    """Return gradients, ``None`` for those that are unused; retain the graph.
+
+    All function modes are in force in the pass, so they see what a custom backward does
+    and a checkpoint computes. ``torch.autograd.grad`` hands itself over to the
+    innermost, which is not in force meanwhile.
+    """
+    return torch.autograd.graph._engine_run_backward(
+        tuple(outputs),
+        tuple(vectors),
+        True,  # retain_graph
+        create_graph,
+        tuple(inputs),
+        True,  # allow_unused
+        accumulate_grad=False,
+    )
 
 
 def is_passed_elsewhere(node: Node) -> bool:

@@ -465,6 +465,7 @@ def test_kinks_and_ties_inside_a_checkpoint_pass(seed: int, argnums: Any) -> Non
         lambda x: x.relu() + (50 * x).sin(),
         lambda x: torch.maximum(x, x.roll(1, -1)),
         lambda x: (30 * x).tanh(),
+        lambda x: x.softmax(1, dtype=torch.float32).to(x.dtype) + x.abs().float(),
     ):
         torch.manual_seed(seed)
         net, x = Checkpointed(act), torch.randn(6, 3)
