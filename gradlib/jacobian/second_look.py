@@ -333,7 +333,8 @@ def _slope_by_vjp(
     if not y.requires_grad:
         return 0.0, 0.0
     with base.again():
-        grads = grad_in_modes([y], [base.leaves[it] for it in keys], [v])
+        leaves = [base.leaves[it] for it in keys]
+        grads = grad_in_modes([y], leaves, [v], retain_graph=True)
     slope = square = 0.0
     for it, name, grad in zip(arguments.asked, keys, grads, strict=True):
         if grad is not None:

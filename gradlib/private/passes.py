@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.private.modes import graph_is_captured, values_are_stand_ins
+from gradlib.private.modes import (
+    function_modes,
+    graph_is_captured,
+    values_are_stand_ins,
+)
 from gradlib.private.nodes import forms_at
 
 _C = cast(Any, torch._C)
@@ -92,22 +96,39 @@ def grad_in_modes(
     inputs: Sequence[Tensor],
     vectors: Sequence[Tensor],
     *,
+    retain_graph: bool = False,
     create_graph: bool = False,
 ) -> Sequence[Tensor | None]:
-    """Return gradients, ``None`` for those that are unused; retain the graph.
+    """Return gradients, ``None`` for those that are unused.
 
     All function modes are in force in the pass, so they see what a custom backward does
     and a checkpoint computes. ``torch.autograd.grad`` hands itself over to the
     innermost, which is not in force meanwhile.
     """
+    retain_graph |= create_graph
+    if not function_modes():
+        return torch.autograd.grad(
+            outputs,
+            inputs,
+            vectors,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    ends, given, to = tuple(outputs), tuple(vectors), tuple(inputs)
     return torch.autograd.graph._engine_run_backward(
-        tuple(outputs),
-        tuple(vectors),
-        True,  # retain_graph
-        create_graph,
-        tuple(inputs),
-        True,  # allow_unused
-        accumulate_grad=False,
+        ends, given, retain_graph, create_graph, to, True, accumulate_grad=False
+    )
+
+
+def backward_in_modes(outputs: Sequence[Tensor], vectors: Sequence[Tensor]) -> None:
+    """Run a backward pass as `grad_in_modes` does, to all leaves; retain the graph."""
+    if not function_modes():
+        torch.autograd.backward(outputs, vectors, retain_graph=True)
+        return
+    ends, given = tuple(outputs), tuple(vectors)
+    torch.autograd.graph._engine_run_backward(
+        ends, given, True, False, (), allow_unreachable=True, accumulate_grad=True
     )
 
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradlib.edges import edge_of, edges_behind, leaves_at, nodes_behind
+from gradlib.private.passes import backward_in_modes, grad_in_modes
 from gradlib.tree import tensors_in
 
 CHECKPOINT = "CheckpointFunctionBackward"
@@ -28,9 +28,9 @@ def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
     if _has_reentrant_checkpoint(outputs):  # it refuses autograd.grad
         with _grads_of_others_kept(outputs):
             # The user may yet go back through what was computed outside of the model.
-            torch.autograd.backward(outputs, grads, retain_graph=True)
+            backward_in_modes(outputs, grads)
     else:
-        torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
+        grad_in_modes(outputs, leaves, grads)
 
 
 @contextmanager

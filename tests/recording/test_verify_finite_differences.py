@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradlib
 
@@ -640,3 +641,33 @@ def test_a_gradient_that_is_cut_off_is_named_among_others() -> None:
 
     fields, _ = wrong_among([torch.sin, cut, lambda x: 0 * x, torch.cos], drawn(4))
     assert fields == {"grad_input[0][1]"}
+
+
+class InFloat32(nn.Module):
+    """Computes in float32, by name, inside a checkpoint, as large models do."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.reentrant = reentrant
+
+    def inner(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        weights = h.softmax(-1, dtype=torch.float32)
+        return (weights * self.norm(h).float()).to(h.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_computes_in_float64_again(
+    reentrant: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), InFloat32(reentrant)).to(dtype)
+    with gradlib.record(net) as recording:
+        net(torch.randn(5, 4, dtype=dtype)).square().sum().backward()
+    found = recording.verify(numerical=True)
+    assert (found.agreed, found.skipped) == (5, ())
