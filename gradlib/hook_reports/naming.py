@@ -1,8 +1,8 @@
 """Naming a gradient by its value: which known gradient it is, and in which form."""
 
 from collections.abc import Collection, Mapping
-from functools import partial
 from itertools import permutations
+from math import inf
 from typing import TypeAlias
 
 import torch
@@ -46,10 +46,14 @@ def name_by_value(
         before a difference no larger than between two computations.
     """
     for form in FORMS:
-        for tolerance in (_nothing, _rounding, partial(_repeating, noise)):
+        for level in range(3):
             for known in groups:
                 forms = {
-                    name: form(grad, value, tolerance(name, grad, value))
+                    name: form(
+                        grad,
+                        value,
+                        _tolerances(grad, value, noise.get(name, 0.0))[level],
+                    )
                     for name, value in known.items()
                     if form is not _not_yet_summed or name not in whole
                 }
@@ -112,21 +116,14 @@ def _expands(small: Tensor, large: Tensor) -> bool:
     return small.ndim <= large.ndim and all(a in (1, b) for a, b in sizes)
 
 
-def _nothing(_name: str, _a: Tensor, _b: Tensor) -> float:
-    return 0.0
+def _tolerances(a: Tensor, b: Tensor, noise: float) -> tuple[float, float, float]:
+    """Return how far two tensors may differ: not at all, by rounding, or by noise.
 
-
-def _rounding(_name: str, a: Tensor, b: Tensor) -> float:
-    """Return how far two tensors may differ because of another order of summation.
-
-    Dtypes narrower than float32 are summed in float32.
+    Rounding is that of another order of summation. Dtypes narrower than float32 are
+    summed in float32.
     """
-    return 4 * min(_eps(a, b), torch.finfo(torch.float32).eps)
-
-
-def _repeating(noise: Mapping[str, float], name: str, a: Tensor, b: Tensor) -> float:
-    """Return how far two tensors may differ because a computation does each time."""
-    return max(_rounding(name, a, b), 8 * noise.get(name, 0.0))
+    rounding = 4 * min(_eps(a, b), torch.finfo(torch.float32).eps)
+    return 0.0, rounding, max(rounding, 8 * noise)
 
 
 def _same(tolerance: float, a: Tensor, b: Tensor) -> bool:
@@ -160,7 +157,9 @@ def _few_of(tensor: Tensor) -> Tensor:
 
 
 def apart(a: Tensor, b: Tensor) -> float:
-    """Return how far two tensors of one shape differ, relative to the largest entry."""
+    """Return how far two tensors differ, relative to the largest entry."""
+    if a.shape != b.shape:
+        return inf
     x, y = _alike(a, b)
     return _largest(x - y) / max(_largest(x), _largest(y), TINY)
 

@@ -287,6 +287,16 @@ def test_a_module_that_does_not_repeat(chance: str) -> None:
     assert "Two runs gave different gradients" in str(report.notes)
 
 
+def test_an_inner_output_of_another_length_each_time() -> None:
+    calls = itertools.count(1)
+
+    def forward(layer: nn.Module, x: Tensor) -> Tensor:
+        return layer(x.repeat(next(calls), 1))[:4]
+
+    report = report_of(Of(forward, nn.Identity()), given(4, 3))
+    assert "Two runs gave different gradients" in str(report.notes)
+
+
 def test_a_module_that_nearly_repeats() -> None:
     calls = itertools.count()
     module = Of(lambda x: x * (1 + 1e-4 * (next(calls) % 2)))
