@@ -100,13 +100,13 @@ def _whole(
     without_hooks = {id(it): type(it)() for it in backward_hooks_inside(module)}
     memo: dict[int, Any] = {**made, **without_hooks}
     given = [it for it in leaves if isinstance(it, Tensor)]
-    copied, leaves = _deep_copied((module, leaves), memo)
+    copied, leaves = _deep_copied((module, leaves), module, memo)
     for tensor in (*module.parameters(), *module.buffers(), *given):
         if id(tensor) in memo:  # torch's deepcopy forgets the attributes of a tensor
             be_like(memo[id(tensor)], tensor)
     for part in modules_in(module):  # and the slots of a module
         if filled := in_slots(part):
-            values = _deep_copied([*filled.values()], memo)
+            values = _deep_copied([*filled.values()], module, memo)
             fill_slots(memo[id(part)], dict(zip(filled, values, strict=True)))
     for copied_object in [*memo.values()]:
         _bind_functions(copied_object, memo)
@@ -121,26 +121,24 @@ def backward_hooks_inside(module: nn.Module) -> list[dict[int, Any]]:
     return [hooks for part in modules_in(module) for hooks in backward_hooks(part)]
 
 
-def _deep_copied(source: Any, memo: dict[int, Any]) -> Any:
+def _deep_copied(source: Any, module: nn.Module, memo: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(source, memo)
     except Exception as error:
         raise NotCopyableError(
-            f"hook_report works on a copy, and {type(source[0]).__name__} with its "
+            f"hook_report works on a copy, and {type(module).__name__} with its "
             f"arguments cannot be copied: {type(error).__name__}: {error}. "
-            f"{_what_to_do(source[0], memo)}"
+            f"{_what_to_do(module, memo)}"
         ) from error
 
 
-def _what_to_do(source: Any, memo: dict[int, Any]) -> str:
+def _what_to_do(module: Any, memo: dict[int, Any]) -> str:
     """Name the attribute that cannot be copied, and say how to go on without it."""
-    modules: dict[str, nn.Module] = {}
-    if isinstance(source, nn.Module):
-        modules = dict(cast(Any, source).named_modules())
-    for path, module in modules.items():
-        for name in vars(module).keys() - OF_TORCH:
+    modules: dict[str, nn.Module] = dict(module.named_modules())
+    for path, part in modules.items():
+        for name in vars(part).keys() - OF_TORCH:
             try:
-                copy.deepcopy(vars(module)[name], {**memo})
+                copy.deepcopy(vars(part)[name], {**memo})
             except Exception:
                 where = f"{path}.{name}".removeprefix(".")
                 return f"It is the attribute {where}: take it away for the report."

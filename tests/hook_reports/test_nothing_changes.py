@@ -122,6 +122,11 @@ def test_slots_are_copied() -> None:
     assert entry.what == "gradient of x"
     assert module.factor is before
 
+    cannot_be_copied: Any = (item for item in "a generator")
+    module.factor = cannot_be_copied
+    with pytest.raises(gradlib.NotCopyableError, match="Slotted with its arguments"):
+        gradlib.hook_report(module, given(4, 3))
+
 
 def test_nothing_is_left_of_the_copies(tensors_alive: Callable[[], int]) -> None:
     modules = [nn.Linear(3, 2), nn.Tanh(), nn.GRU(3, 2)]
