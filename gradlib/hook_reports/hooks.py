@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import register_multi_grad_hook
@@ -157,15 +157,9 @@ def _on_tensors(
     if kind == SEVERAL:
         every = [*named.values()]
         return [register_multi_grad_hook(every, take_all)] if every else []
-    handles: list[RemovableHandle] = []
-    for name, tensor in named.items():
-        hooked = cast(Any, tensor)
-        if kind == TENSOR:
-            handle = hooked.register_hook(partial(take_one, name))
-        else:
-            take_it = partial(take_accumulated, name)
-            handle = hooked.register_post_accumulate_grad_hook(take_it)
-        handles.append(handle)
+    method = kind.removeprefix("Tensor.")
+    take_it = take_one if kind == TENSOR else take_accumulated
+    handles = [getattr(it, method)(partial(take_it, of)) for of, it in named.items()]
     take({})
     return handles
 
