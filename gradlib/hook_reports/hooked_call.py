@@ -34,6 +34,7 @@ from gradlib.private.modules import own_parameters
 from gradlib.recorder.attached import TensorHook
 from gradlib.recording.kept import version_of
 from gradlib.recording.shared_memory import overlap, storage_of
+from gradlib.subclasses import is_of_other_class
 from gradlib.tree import Tree, tensors_in
 
 
@@ -91,7 +92,7 @@ class HookedCall:
             (
                 type(it).__name__
                 for it in several.values()
-                if it.is_leaf and type(it) not in (Tensor, nn.Parameter)
+                if it.is_leaf and is_of_other_class(it)
             ),
             "",
         )

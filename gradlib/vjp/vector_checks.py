@@ -5,9 +5,10 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradlib.plain_tensors import is_inexact
+from gradlib.subclasses import is_of_other_class
 from gradlib.vjp.arguments import Argument, Arguments, Form, form_of, shape_of, short
 from gradlib.vjp.connection import LEADS_NOWHERE, LEAF, is_made_anew
 from gradlib.vjp.diagnosis import Diagnosis, together
@@ -21,7 +22,6 @@ from gradlib.vjp.vector_batches import (
     nested_in_batch,
 )
 
-_PLAIN = (Tensor, nn.Parameter)  # stand-ins report the device of what they stand for
 _GATHERED = ("GatherBackward", "StackBackward0")  # by DataParallel, by torch.stack
 
 
@@ -168,7 +168,9 @@ def _check_dtype(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
 def _check_device(arguments: Arguments, i: int, form: Form) -> Diagnosis | None:
     place, vector = arguments.grad_outputs.places[i], arguments.grad_outputs.values[i]
     is_single = vector.dim() == (1 if arguments.is_grads_batched else 0)
-    if vector.device == form.device or type(vector) not in _PLAIN:
+    if vector.device == form.device:
+        return None
+    if is_of_other_class(vector):  # a stand-in has the device of what it stands for
         return None
     if is_single and not vector.is_meta:
         return None  # torch moves it
