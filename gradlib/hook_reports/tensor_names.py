@@ -23,8 +23,6 @@ from gradlib.tree import Tree
 OUTSIDE = "a leaf that is itself no argument or attribute"
 COMPUTED = "a tensor that was computed outside"
 
-POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
-
 
 class NamedEnd(NamedTuple):
     """A tensor where gradients end.
@@ -209,5 +207,5 @@ def _positional_names(module: nn.Module, args: tuple[Any, ...]) -> list[str]:
         parameters = inspect.signature(module.forward).parameters.values()
     except ValueError:  # a builtin function of torch's, which has no signature
         parameters = ()
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, POSITIONAL)]
+    named = [p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
     return [*named, *(f"args[{i}]" for i in range(len(named), len(args)))][: len(args)]

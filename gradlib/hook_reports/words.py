@@ -145,7 +145,7 @@ def _also_known_as(call: HookedCall, grad: Tensor, said: str) -> str:
 
 def _what_inner(call: HookedCall, edge: Edge) -> str:
     """Name the gradient of one use of a tensor that the module itself computes."""
-    said = _inner_from(edge)
+    said = f"gradient of an inner tensor, from {name_of(edge[0])}"
     if call.uses[edge] < 2:
         return said
     of_hooked = call.hooked_at.items()  # an overwritten one has the edge of another
@@ -161,10 +161,6 @@ def _with_all_uses(name: str) -> str:
 
 def _a_part_of(name: str) -> str:
     return f"a part of the gradient of {name}, which has other uses, too"
-
-
-def _inner_from(edge: Edge) -> str:
-    return f"gradient of an inner tensor, from {name_of(edge[0])}"
 
 
 def _why_zeros(call: HookedCall, kind: str, got: Got) -> str:
