@@ -1,7 +1,7 @@
 """What the entries of a v are: all ones, one-hot, and so on."""
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -13,17 +13,17 @@ DIGITS = 4  # at most, of a factor
 
 
 class Kind(Enum):
-    """What the entries of a v are."""
+    """What the entries of a v are; the value says it in words."""
 
-    UNKNOWN = auto()
-    EMPTY = auto()  # no entry at all
-    ZEROS = auto()
-    SINGLE = auto()  # only one entry
-    MEAN = auto()  # one over the number of entries, everywhere
-    CONSTANT = auto()
-    ONE_HOT = auto()
-    MIXED = auto()
-    COMPLEX = auto()
+    UNKNOWN = "without values"
+    EMPTY = "no entries"
+    ZEROS = "all zeros"
+    SINGLE = "one entry"
+    MEAN = "one over the number of entries, everywhere"
+    CONSTANT = "all the same"
+    ONE_HOT = "one-hot"
+    MIXED = "a weight for each entry"
+    COMPLEX = "a complex weight for each entry"
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,7 @@ class Weights:
                 value = f", {self.factor}" if self.factor else ""
                 return f"one-hot at {list(self.index)}{value}"
             case kind:
-                return _WORDS[kind]
-
-
-_WORDS = {
-    Kind.UNKNOWN: "without values",
-    Kind.EMPTY: "no entries",
-    Kind.ZEROS: "all zeros",
-    Kind.MIXED: "a weight for each entry",
-    Kind.COMPLEX: "a complex weight for each entry",
-}
+                return kind.value
 
 
 def weights_in(v: Tensor) -> Weights:
