@@ -210,8 +210,10 @@ def _jacobian(
     connected = [[reached for _, reached in row] for row in rows]
     columns = list(zip(*blocks, strict=True))
     contracted = list(map(partial(_contracted, vectors), columns, results))
+    # The same sums of magnitudes: how large the terms of each sum are.
     weights = [v.abs() for v in vectors]
-    sizes = _sizes(weights, columns, results)
+    magnitudes = [[block.abs() for block in column] for column in columns]
+    sizes = list(map(partial(_contracted, weights), magnitudes, results))
     # Flat: on a GPU a mask may have 25 axes at most.
     finite = [it.isfinite().flatten() for it in sizes]
     differences = [it.flatten() for it in map(_difference, contracted, results)]
@@ -249,7 +251,7 @@ def _blocks(
         for part, row in zip(block.view(len(rows), *result.shape), rows, strict=True):
             gradient = row[b]
             if gradient is not None:
-                part.copy_(_dense(gradient))
+                part.copy_(gradient.to_dense())
                 connected = True
         blocks.append((block, connected))
     return blocks
@@ -260,10 +262,6 @@ def _one_hot(v: Tensor, i: int) -> Tensor:
     picked = torch.zeros(v.numel(), device=v.device)
     picked[i] = 1
     return picked.to(v.dtype).reshape(v.shape)
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
 def _contracted(
@@ -284,18 +282,6 @@ def _difference(by_einsum: Tensor, result: Tensor) -> Tensor:
     by_autograd = wide(result)
     alike = (by_einsum == by_autograd) | (by_einsum.isnan() & by_autograd.isnan())
     return (by_einsum - by_autograd).masked_fill(alike, 0)
-
-
-def _sizes(
-    weights: Sequence[Tensor],
-    columns: Sequence[Sequence[Tensor]],
-    results: list[Tensor],
-) -> list[Tensor]:
-    """Return for each input the sums of the magnitudes of the terms of vᵀJ."""
-    return [
-        _contracted(weights, [block.abs() for block in column], result)
-        for column, result in zip(columns, results, strict=True)
-    ]
 
 
 def _rounding(
