@@ -3,10 +3,9 @@
 import re
 from collections.abc import Callable
 
-from torch import Tensor
-
 from gradlib.edges import nodes_behind
 from gradlib.private.nodes import changed_since_saved
+from gradlib.recording.shared_memory import storage_of
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.carried import carried
 from gradlib.vjp.cases import CASES
@@ -166,22 +165,14 @@ def _candidates(found: re.Match[str], arguments: Arguments) -> tuple[list[str], 
     nodes = nodes_behind(arguments.outputs.values)
     changed = [it for node in nodes for it in changed_since_saved(node)]
     meant = (it for it in changed if (list(it.shape), it._version) == (shape, version))
-    storages = set(map(_storage, meant)) - {0}
+    storages = [*filter(None, map(storage_of, meant))]
     if storages:
-        names = [name for name, tensor in named if _storage(tensor) in storages]
+        names = [name for name, tensor in named if storage_of(tensor) in storages]
     else:
         names = [name for name, tensor in named if list(tensor.shape) in shapes]
     own = dict(named)
     first = {id(own[name]): name for name in reversed(names)}  # the first name of each
     return [*dict.fromkeys(it for it in names if it in first.values())], bool(storages)
-
-
-def _storage(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage; 0 if it has none."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:  # sparse, or a stand-in
-        return 0
 
 
 def _unreached(error: BaseException, arguments: Arguments) -> Diagnosis:
