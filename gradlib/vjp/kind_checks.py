@@ -22,9 +22,10 @@ def check_kinds(arguments: Arguments) -> Diagnosis | None:
         for i, value in enumerate(argument.values):
             if not is_differentiable(value):
                 intent, line = meant(argument, i)
-                vectors = arguments.grad_outputs.values
+                vectors = arguments.grad_outputs
                 by_name = argument is arguments.outputs and isinstance(value, Mapping)
-                if by_name and not argument.several and _are_by_name(vectors):
+                are_alone = not (argument.several or vectors.several)
+                if by_name and are_alone and isinstance(vectors.values[0], Mapping):
                     line = f"v = [v.get(key) for key in y]\n{line}"
                 return Diagnosis(
                     "GL114",
@@ -139,10 +140,6 @@ def _meant_input(inputs: Argument, i: int) -> tuple[str, str]:
 
 
 _TENSORS = "it for each in {} for it in each if isinstance(it, torch.Tensor)"
-
-
-def _are_by_name(vectors: Sequence[object]) -> bool:
-    return len(vectors) == 1 and isinstance(vectors[0], Mapping)
 
 
 def _is_group(value: object) -> bool:

@@ -25,7 +25,7 @@ def headline(product: Product) -> str:
         zero = "" if any(map(_nonzero, product.results)) else "Zero: "
         return f"{zero}v gives every row of J the weight 0."
     if any(map(_nonfinite, product.results)):  # zero times inf is nan
-        weights = [_MIXED if it.kind in NOTHING else it for it in weights]
+        weights = [Weights(Kind.MIXED) if it.kind in NOTHING else it for it in weights]
     terms = list(map(_term, product.outputs, product.vectors, weights))
     total = _listed([it for it in terms if it], " + ")
     if isinstance(product.jacobian, Jacobian) and not product.jacobian.agrees:
@@ -171,9 +171,6 @@ def _nonfinite(tensor: Tensor) -> int:
     """Count the entries that are nan or inf."""
     is_known = has_values(tensor) and not tensor.is_nested
     return int((~wide(tensor).isfinite()).sum()) if is_known else 0
-
-
-_MIXED = Weights(Kind.MIXED)
 
 
 def _nonzero(tensor: Tensor) -> bool:
