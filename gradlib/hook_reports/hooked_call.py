@@ -232,8 +232,9 @@ class HookedCall:
         if got.field == "grad_output":
             node = first_node(self.seen)
             return self.names_at[node, got.number] if node else ()
-        edges = last.edges[got.number], last.laid_out[got.number]
-        return {name for edge in edges if edge for name in self.names_at[edge]}
+        way = last.ways[got.number]
+        edges = filter(None, (way.edge, way.laid_out))
+        return {name for edge in edges for name in self.names_at[edge]}
 
     def sharing(self) -> Iterator[tuple[str, str]]:
         """Yield the name of each input that shares memory, and of the other tensor."""

@@ -17,6 +17,24 @@ from gradlib.private.modules import own_parameters
 from gradlib.tree import Tree
 
 
+class Way(NamedTuple):
+    """Where the gradient of one input of the last node's operation flows, in the copy.
+
+    Attributes:
+        edge: Where it flows, ``None`` where none is needed.
+        end: The name of the tensor at which it ends, ``None`` where the module itself
+            has computed that tensor.
+        laid_out: If the input is only another layout of a tensor, as the transpose of a
+            weight is, where that tensor's gradient flows; else `edge`.
+        laid_out_end: The name of the tensor at which that gradient ends.
+    """
+
+    edge: Edge | None
+    end: str | None
+    laid_out: Edge | None
+    laid_out_end: str | None
+
+
 @dataclass(frozen=True)
 class LastNode:
     """The node of the first output tensor.
@@ -28,23 +46,14 @@ class LastNode:
         name: torch's name for the node, ``""`` where there is none.
         inputs: One name for each input of its operation: that of the tensor at which
             the gradient ends, or else of the node that the gradient flows to.
-        edges: Where the gradient of each input flows, ``None`` where none is needed.
-            These and `ends` are those of the copy.
-        ends: The name of the tensor at which each gradient ends, ``None`` where the
-            module itself has computed that tensor.
-        laid_out: For each input that is only another layout of a tensor, as the
-            transpose of a weight is, where that tensor's gradient flows.
-        laid_out_ends: The names of the tensors at which these gradients end.
+        ways: Where the gradient of each input flows. A stand-in has one.
         returned: The name of the tensor that the module returns as it was, if it does;
             then the node is outside of the module.
     """
 
     name: str = ""
     inputs: tuple[str, ...] = ()
-    edges: tuple[Edge | None, ...] = ()
-    ends: tuple[str | None, ...] = ()
-    laid_out: tuple[Edge | None, ...] = ()
-    laid_out_ends: tuple[str | None, ...] = ()
+    ways: tuple[Way, ...] = ()
     returned: str | None = None
 
 
@@ -53,19 +62,19 @@ def last_node(trial: Trial, end_at: EndAt) -> LastNode:
     node = first_node(trial.seen)
     if node is None:
         return LastNode()
-    before = [it for it, _ in node.next_functions]
-    edges = tuple(None if it is None else (it, i) for it, i in node.next_functions)
-    ends = tuple(_end_name(it, end_at) for it in before)
-    laid_out = tuple(map(_source, edges))
-    further = tuple(_end_name(it and it[0], end_at) for it in laid_out)
+    ways = tuple(_way(it and (it, i), end_at) for it, i in node.next_functions)
     maker = trial.stands_for.get(node)
     if maker is None:
-        pairs = zip(before, ends, strict=True)
-        inputs = tuple(end or _name(it) for it, end in pairs)
-        return LastNode(name_of(node), inputs, edges, ends, laid_out, further)
+        inputs = tuple(it.end or _name(it.edge and it.edge[0]) for it in ways)
+        return LastNode(name_of(node), inputs, ways)
     inputs = tuple(_name(it) for it, _ in maker.next_functions)
-    returned = _end_name(node, end_at)
-    return LastNode(name_of(maker), inputs, edges, ends, laid_out, further, returned)
+    return LastNode(name_of(maker), inputs, ways, _end_name(node, end_at))
+
+
+def _way(edge: Edge | None, end_at: EndAt) -> Way:
+    source = _source(edge)
+    ends = [_end_name(it and it[0], end_at) for it in (edge, source)]
+    return Way(edge, ends[0], source, ends[1])
 
 
 _LAYS_OUT = re.compile(

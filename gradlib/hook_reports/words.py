@@ -113,8 +113,7 @@ def _name(call: HookedCall, grad: Tensor, *, outputs_first: bool) -> str | None:
 
 def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
     """Say what the gradient of an input of the last node is, if no name fits."""
-    last, number = call.last_node, got.number
-    edge, end = last.edges[number], last.ends[number]
+    edge, end, source, of = call.last_node.ways[got.number]
     if edge is None:
         if name := call.name_of_idle(grad):
             return f"{name}, which does not require grad"
@@ -129,7 +128,6 @@ def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
         return NOT_KNOWN
     if end:
         return f"gradient of {end}, before a hook that the forward sets"
-    source, of = last.laid_out[number], last.laid_out_ends[number]
     if source and of and call.uses[source] > 1:
         return _a_part_of(f"{of}, in another layout")
     return _also_known_as(call, grad, _what_inner(call, edge))
@@ -167,8 +165,8 @@ def _why_zeros(call: HookedCall, kind: str, got: Got) -> str:
     """Say which gradient is zero, by its place, or why there is none."""
     field, i, _, name = got
     last = call.last_node
-    if _is_of_last_node(kind, got) and (edge := last.edges[i]) is not None:
-        end = last.ends[i]
+    if _is_of_last_node(kind, got) and (edge := last.ways[i].edge) is not None:
+        end = last.ways[i].end
         if end and call.uses[edge] > 1:
             return _a_part_of(end)
         return f"gradient of {end or f'input {i} of {last.name}'}"
@@ -190,7 +188,7 @@ def _why_nothing(call: HookedCall, kind: str, got: Got) -> str:
         last = call.last_node
         if field == "grad_output":
             return f"nothing flows into output {i} of {last.name}"
-        if last.edges[i] is None:
+        if last.ways[i].edge is None:
             return f"input {i} of {last.name} needs no gradient"
         return f"nothing flows out of input {i} of {last.name}"
     if field == "grad":
