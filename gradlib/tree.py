@@ -188,22 +188,23 @@ _ATOMS = frozenset(
     {Tensor, nn.Parameter, type(None), bool, int, float, str, torch.dtype}
 )
 
-_BARE: PyTreeSpec = cast(Any, optree).tree_structure(
-    0, none_is_leaf=True, namespace=NAMESPACE
-)
+
+def _spec_of(structure: Any) -> PyTreeSpec:
+    made = cast(Any, optree).tree_structure
+    return made(structure, none_is_leaf=True, namespace=NAMESPACE)
+
+
+_BARE = _spec_of(0)
 
 
 @cache
 def _flat(count: int) -> PyTreeSpec:
-    made = cast(Any, optree).tree_structure
-    return made((0,) * count, none_is_leaf=True, namespace=NAMESPACE)
+    return _spec_of((0,) * count)
 
 
 @cache
 def _flat_call(count: int) -> PyTreeSpec:
-    args = (0,) * count
-    made = cast(Any, optree).tree_structure
-    return made((args, {}), none_is_leaf=True, namespace=NAMESPACE)
+    return _spec_of(((0,) * count, {}))
 
 
 def tensors_in(structure: object) -> list[Tensor]:
