@@ -18,8 +18,8 @@ from gradlib.hook_reports.graph import CallGraph
 from gradlib.hook_reports.hooked_call import HookedCall
 from gradlib.hook_reports.hooks import KINDS, Got, hook_set, place
 from gradlib.hook_reports.trial import differentiable, left_as_it_is
-from gradlib.hook_reports.words import (
-    what_it_is,
+from gradlib.hook_reports.what_it_is import what_it_is
+from gradlib.hook_reports.why_so_many import (
     why_never_called,
     why_not_tried,
     why_so_many,
