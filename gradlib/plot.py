@@ -11,18 +11,12 @@ from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-)
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from gradlib.figure import NAME, figure_of, inches_of, new_axes
+from gradlib.log_axes import label_powers_of_ten, make_logarithmic
 
 # Grey, and blue, orange and green of the Okabe-Ito palette: colour-blind readers can
 # tell them apart too, also by their markers.
@@ -54,8 +48,6 @@ LINES = 100  # modules a figure has room for; with more, some go unnamed
 LETTER = 0.085  # width of a letter of it, about, in inches
 SHORT = 24  # letters of a name that fit a figure of the usual width
 LONG = 100  # letters of a name beyond which its middle is left out
-NUMBER = 0.6  # width of a number below an axis, in inches
-DIGITS = {(2, 3, 5): 2.6, (2, 5): 1.5}  # inches per decade to label these digits in it
 ENTRY = 1.4  # width of an entry of the legend, in inches
 
 
@@ -89,7 +81,7 @@ def gradient_flow(
     every = [*norms.values(), *totals.values()]
     values = [v for columns in every for column in columns for v in column]
     if any(0 < v < math.inf for v in values):
-        _make_logarithmic(ax)
+        make_logarithmic(ax)
     else:
         ax.set_xticks([])
     columns = [(i, column) for it in every for i, column in enumerate(it)]
@@ -173,7 +165,7 @@ def errors(
         if first and first[1] < math.inf:
             row, at, label = first
             ax.plot([at], [row], label=label, linestyle="none", **RING)
-        _make_logarithmic(ax)
+        make_logarithmic(ax)
     else:
         ax.set_xticks([])
     infinite = {i for it in found.values() for i, v in enumerate(it) if v == math.inf}
@@ -239,7 +231,7 @@ def ridges(
             ax.add_artist(steps)  # ax.stairs() would rescale the axis each time
     named = _name_rows(labels, ax)
     ax.set_xlim(low, high)
-    _powers_of_ten(ax.xaxis, low, high)
+    label_powers_of_ten(ax.xaxis, low, high)
     if not any(any(ridge.counts) for ridge in distributions):
         ax.set_xticks([])
     _tell_zeros(distributions, named, ax)
@@ -316,7 +308,7 @@ def _draw_colours(
     )
     bar = figure_of(ax).colorbar(image, ax=ax)
     bar.set_label(_upright("norm of", of, ax))
-    _powers_of_ten(bar.ax.yaxis, *image.get_clim())
+    label_powers_of_ten(bar.ax.yaxis, *image.get_clim())
 
 
 def _mark_cells(
@@ -384,38 +376,6 @@ def _number_of(steps: Sequence[int], at: float, _place: int) -> str:
     return str(steps[int(at)]) if 0 <= at < len(steps) else ""
 
 
-def _powers_of_ten(axis: Axis, low: float, high: float) -> None:
-    """Label an axis of logarithms, from `low` to `high`, with the plain numbers."""
-    if high - low > 2:
-        axis.set_major_locator(MaxNLocator(6, integer=True))
-    else:
-        few, many = (
-            _plain_powers(low, high, digits) for digits in ("125", "123456789")
-        )
-        shown = few if few[1:] else many
-        axis.set_major_locator(FixedLocator(shown) if shown[1:] else MaxNLocator(4))
-    axis.set_major_formatter(FuncFormatter(_power_of_ten))
-
-
-def _plain_powers(low: float, high: float, digits: str) -> list[float]:
-    """Return the logarithms, from `low` to `high`, of a digit times a power of ten."""
-    decades = range(math.floor(low), math.ceil(high) + 1)
-    found = [power + math.log10(int(digit)) for power in decades for digit in digits]
-    return [at for at in found if low <= at <= high]
-
-
-def _plain(value: float, place: int) -> str:
-    """Return the text that `_power_of_ten` gives for a number's logarithm."""
-    return _power_of_ten(math.log10(value), place)
-
-
-def _power_of_ten(exponent: float, _place: int) -> str:
-    if abs(exponent) < 4:
-        return f"{10.0**exponent:.3g}"
-    power = math.floor(exponent + 1e-9)
-    return f"{10.0 ** (exponent - power):.3g}e{power}"
-
-
 def _upright(first: str, rest: str, ax: Axes) -> str:
     """Return the label of an upright axis: in two lines if the axis is short."""
     is_short = inches_of(ax).height < LETTER * len(f"{first} {rest}")
@@ -435,23 +395,6 @@ def _finished(ax: Axes, nothing: str) -> Figure:
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=columns
         )
     return figure_of(ax)
-
-
-def _make_logarithmic(ax: Axes) -> None:
-    """Make the horizontal axis logarithmic, with plain numbers on it."""
-    ax.set_xscale("log")
-    room = min(max(int(inches_of(ax).width / NUMBER), 2), 9)
-    ax.xaxis.set_major_locator(LogLocator(numticks=room))
-    ax.tick_params(axis="x", which="both", length=3.5, pad=3.5)
-    ax.xaxis.set_major_formatter(FuncFormatter(_plain))
-    low, high = ax.get_xlim()
-    decade = inches_of(ax).width / math.log10(high / low)
-    digits = next((it for it, needed in DIGITS.items() if decade > needed), None)
-    if digits and high < 100 * low:  # the axis shows hardly a power of ten
-        ax.xaxis.set_minor_locator(LogLocator(subs=digits))
-        ax.xaxis.set_minor_formatter(FuncFormatter(_plain))
-    else:
-        ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _axes_for(labels: Sequence[str], line: float) -> Axes:
