@@ -1,7 +1,6 @@
 """Explains errors that autograd raised: the cases that show only when it runs."""
 
 import re
-from collections.abc import Callable
 
 from gradlib.edges import nodes_behind
 from gradlib.private.nodes import changed_since_saved
@@ -37,12 +36,15 @@ def explain_raised(
             ``None`` where it is not known.
     """
     code = code_of(str(error))
-    # Before the call, torch does not tell the layout of a gradient edge.
-    found = _of_another_layout(error, arguments) if code in (None, "GL115") else None
-    if code is None or found is not None:
+    if code in (None, "GL115") and arguments is not None:
+        # Before the call, torch does not tell the layout of a gradient edge.
+        found = sparse_refused(arguments, str(error))
+        if found is not None:
+            return in_own_names(found, arguments)
+    if code is None:
+        return None
+    if (found := _of_no_call(error)) is not None:
         return found
-    if (refused := _of_no_call(str(error))) is not None:
-        return refused(error)
     if arguments is not None and code in _OF_A_CALL:
         return in_own_names(_OF_A_CALL[code](error, arguments), arguments)
     case = CASES[code]
@@ -62,21 +64,11 @@ def explain_own(error: RuntimeError, arguments: Arguments) -> Diagnosis | None:
     return None if is_of_another(error, arguments) else explain_raised(error, arguments)
 
 
-def _of_no_call(message: str) -> Callable[[BaseException], Diagnosis] | None:
-    """Return what explains an error that was raised outside any call of autograd."""
-    if "leaf Variable" in message:
-        return leaf_changed
-    return numpy_refused if "numpy()" in message else None
-
-
-def _of_another_layout(
-    error: BaseException, arguments: Arguments | None
-) -> Diagnosis | None:
-    """Explain an error caused by a gradient of another layout, sparse or mkldnn."""
-    if arguments is None:
-        return None
-    found = sparse_refused(arguments, str(error))
-    return None if found is None else in_own_names(found, arguments)
+def _of_no_call(error: BaseException) -> Diagnosis | None:
+    """Explain an error of torch's that was raised outside any call of autograd."""
+    if "leaf Variable" in str(error):
+        return leaf_changed(error)
+    return numpy_refused(error) if "numpy()" in str(error) else None
 
 
 def _freed(_: BaseException, arguments: Arguments) -> Diagnosis:
