@@ -169,11 +169,10 @@ def _as_written(
     if not argument.several and len(written.entries) == 1:
         (written,) = written.entries  # torch wraps a single tensor in a tuple
     if written.entries:
-        if argument.keys or len(written.entries) != len(argument.values):
+        # A star in the list may open nothing.
+        pairs = zip(written.entries, argument.values, strict=False)
+        if not all(_gives(it.node, partial(is_, value), frame) for it, value in pairs):
             return None
-        for entry, value in zip(written.entries, argument.values, strict=True):
-            if not _gives(entry.node, partial(is_, value), frame):
-                return None
     elif not _gives(written.node, partial(_holds, argument), frame):
         return None
     texts = tuple(it.text for it in written.entries)
@@ -182,7 +181,7 @@ def _as_written(
 
 def _is_wrapped(argument: Argument, written: Expression, frame: FrameType) -> bool:
     """Tell whether the caller wrote a tensor that torch has put into a tuple."""
-    if written.entries or argument.keys or len(argument.values) != 1:
+    if written.entries or len(argument.values) != 1:
         return False
     is_it = partial(is_, argument.values[0])
     return argument.several and _gives(written.node, is_it, frame)

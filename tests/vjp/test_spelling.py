@@ -379,6 +379,7 @@ def test_names_are_read_where_the_call_is(name: str) -> None:
     [
         "gradlib.grad(*(scores * 1, images), torch.ones(2))",
         "partial(gradlib.grad, scores * 1)(kept.images, torch.ones(2))",
+        "torch.autograd.grad([scores * 1], images)",
     ],
 )
 def test_what_cannot_be_read_keeps_its_letter(call: str) -> None:
@@ -387,6 +388,16 @@ def test_what_cannot_be_read_keeps_its_letter(call: str) -> None:
     first, last = fix_in(error_of(dedent(START) + setup + call, names)).splitlines()
     assert first == "v = torch.ones_like(y)"
     assert last.endswith(".grad(y, images, v)")
+
+
+@pytest.mark.parametrize("others", ["pair", "()"])
+def test_a_list_that_opens_another_is_written_again(others: str) -> None:
+    names = {"torch": torch, "nn": nn, "gradlib": gradlib}
+    call = f"gradlib.grad([scores, *{others}], images)"
+    program = f"{dedent(START)}pair = scores, scores\n{call}"
+    code = fix_in(error_of(program, names))
+    assert f"[scores, *{others}]" in code
+    run(code, names)
 
 
 def test_what_was_sent_in_is_not_asked_for_again() -> None:
@@ -546,6 +557,19 @@ def test_a_call_that_torch_makes_is_not_taken_for_the_callers() -> None:
     assert "f(x)" not in error.__notes__[0]
 
 
+def test_a_graph_that_a_call_of_torchs_freed() -> None:
+    program = """
+        import torch
+
+        _, back = torch.func.vjp(torch.exp, torch.ones(2))
+        back(torch.ones(2), retain_graph=False)
+        back(torch.ones(2))
+    """
+    note = error_of(dedent(program), {}).__notes__[0]
+    assert "[GL111]" in note
+    assert "\n    " not in note
+
+
 @pytest.mark.parametrize(
     "call", ["torch.func.vjp(net, x)[1](torch.ones(2))", "back(torch.ones(2))"]
 )
@@ -582,6 +606,12 @@ SAME = "second.backward(retain_graph=True)  # the earlier pass\nsecond.backward(
 EARLIER: dict[str, tuple[str, str]] = {
     "of another loss": (
         "first.backward(); second.backward()",
+        "first, second = f(x)\n"
+        "first.backward(retain_graph=True)  # the earlier pass\n"
+        "second.backward()",
+    ),
+    "of a loss that is detached by now": (
+        "first.backward(); first = first.detach(); second.backward()",
         "first, second = f(x)\n"
         "first.backward(retain_graph=True)  # the earlier pass\n"
         "second.backward()",
