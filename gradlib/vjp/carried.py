@@ -13,12 +13,9 @@ from torch.autograd.graph import Node
 from gradlib.edges import edges_of, nodes_behind
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments, written_key
-from gradlib.vjp.source import Site, lines_of, position_of, value_of
+from gradlib.vjp.source import Site, position_of, tree_of, value_of
 from gradlib.vjp.spelling import own_names
 from gradlib.vjp.tensor_names import attribute
-
-_LOOPS = ("for ", "while ", "async for ")
-_SCOPES = ("def ", "class ", "async def ")
 
 
 def carried(arguments: Arguments) -> dict[str, str]:
@@ -76,6 +73,7 @@ def _in_attributes(arguments: Arguments, site: Site) -> Iterator[tuple[str, str]
 def _owners(site: Site) -> Iterator[tuple[str, dict[str, Any], Any]]:
     """Yield what may hold state: its name at the call, its attributes, and a method."""
     frame = site.frame
+    # The local ones come first, and hide global ones.
     variables = {**frame.f_locals, **frame.f_globals} | frame.f_locals
     for own in frame.f_code.co_varnames[: min(1, frame.f_code.co_argcount)]:
         held: dict[str, Any] = getattr(variables.get(own), "__dict__", {})
@@ -146,36 +144,12 @@ def _detached(value: object) -> str:
 
 
 def _loops_around(site: Site) -> Iterator[ast.stmt]:
-    """Yield the loops around a call, the innermost first.
-
-    The rest of the file is not parsed: it may be a page of prose with code in it.
-    """
-    start, lines = position_of(site)[0], lines_of(site.frame)
-    depth = _depth(lines[start - 1])
-    for place in range(start - 2, -1, -1):
-        text = lines[place].strip()
-        if not text or _depth(lines[place]) >= depth:
-            continue
-        depth = _depth(lines[place])
-        if text.startswith(_SCOPES):
-            return
-        if text.startswith(_LOOPS):
-            yield ast.parse(_block(lines[place:])).body[0]
-
-
-def _block(lines: Sequence[str]) -> str:
-    """Return the first line, and the more indented lines that follow it."""
-    depth = _depth(lines[0])
-    block = [lines[0]]
-    for line in lines[1:]:
-        if line.strip() and _depth(line) <= depth:
-            break
-        block.append(line)
-    return dedent("".join(block))
-
-
-def _depth(line: str) -> int:
-    return len(line) - len(line.lstrip())
+    """Yield the loops around a call, the innermost first."""
+    line = position_of(site)[0]
+    for it in reversed([*ast.walk(tree_of(site.frame))]):
+        is_loop = isinstance(it, ast.For | ast.AsyncFor | ast.While)
+        if is_loop and it.lineno <= line <= (it.body[-1].end_lineno or 0):
+            yield it
 
 
 def _read_then_set(code: Any) -> list[str]:
