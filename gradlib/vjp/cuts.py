@@ -106,17 +106,23 @@ def _nearest(output: ast.expr, site: Site) -> Cut | None:
             steps[name].append(step)
     call = _Step(place, frozenset(), output, begun[-1][1])
     for step in _behind(call, steps):
-        for part in ast.walk(step.value):
-            intent, of_part = _intent(part), replace(step, value=cast(Any, part))
-            if intent and _requires_grad(of_part, steps, site.frame):
-                return _cut(_in_short(part), intent)
-        found = [_cut(it, _NO_DERIVATIVE) for it in _integers(step, site.frame)]
-        if step.mode:
-            found = [_cut(step.mode, _NOT_RECORDED)]
-        if found and _requires_grad(step, steps, site.frame):
-            return found[0]
+        for part, cut in _cuts_in(step, site.frame):
+            if _requires_grad(part, steps, site.frame):
+                return cut
     frozen = (it for step in _behind(call, steps) for it in _frozen(step, site.frame))
     return next(frozen, None)
+
+
+def _cuts_in(step: _Step, frame: FrameType) -> Iterator[tuple[_Step, Cut]]:
+    """Yield what cuts a graph in a step if there is one, and the part it is done to."""
+    for part in ast.walk(step.value):
+        if intent := _intent(part):
+            of_part = replace(step, value=cast(Any, part))
+            yield of_part, _cut(_in_short(part), intent)
+    if step.mode:
+        yield step, _cut(step.mode, _NOT_RECORDED)
+    for name in _integers(step, frame):
+        yield step, _cut(name, _NO_DERIVATIVE)
 
 
 def _cut(text: str, intent: str) -> Cut:
