@@ -87,27 +87,20 @@ def selector(
     names = recorded_names(modules_of(model, remove_duplicate=False))
     for pattern in patterns:
         _require_name(pattern, model)
-        if not any(_is_meant(name, pattern) for name in names):
+        if not any(_is_meant(name, [pattern]) for name in names):
             raise NoSuchModuleError(
                 f'record(modules=...): no module of the model fits "{pattern}". '
                 f"{nearest(pattern, names)}"
             )
 
-    of_first: dict[str, list[str]] = {}
-    for name, first in names.items():
-        of_first.setdefault(first, []).append(name)
-
-    def fits(name: str, _module: nn.Module) -> bool:
-        # A module with several names is meant by any of them.
-        known = [name, *of_first.get(name, ())]
-        return any(_is_meant(it, pattern) for it in known for pattern in patterns)
-
-    return fits
+    # A module with several names is meant by any of them.
+    meant = {first for name, first in names.items() if _is_meant(name, patterns)}
+    return lambda name, _module: name in meant or _is_meant(name, patterns)
 
 
-def _is_meant(name: str, pattern: str) -> bool:
+def _is_meant(name: str, patterns: Iterable[str]) -> bool:
     """Tell whether a pattern fits a name or equals it: a name may have brackets."""
-    return name == pattern or fnmatchcase(name, pattern)
+    return any(name == it or fnmatchcase(name, it) for it in patterns)
 
 
 def _require_name(given: object, model: nn.Module) -> None:
