@@ -1,6 +1,5 @@
 """What is known of a module's call from running copies of it without a hook."""
 
-import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from functools import cached_property
@@ -29,11 +28,8 @@ from gradlib.hook_reports.trial import (
     requires_grad,
     uses_in,
 )
-from gradlib.private.hooks import every_hook_of
 from gradlib.private.modules import own_parameters
-from gradlib.recorder.attached import TensorHook
 from gradlib.recording.kept import version_of
-from gradlib.recording.shared_memory import overlap, storage_of
 from gradlib.subclasses import is_of_other_class
 from gradlib.tree import Tree, tensors_in
 
@@ -45,7 +41,8 @@ class HookedCall:
         module: The module.
         inputs: Its ``(args, kwargs)``.
         args: Its positional arguments.
-        arguments: The names of these.
+        names: The names of all its arguments and parameters.
+        arguments: The names of `args`.
         given: The positional arguments, as the forward pre-hooks left them.
         asked: Whether each of these required grad, before the module itself ran.
         keywords: The names of the keyword arguments that then hold tensors.
@@ -78,12 +75,12 @@ class HookedCall:
         self.module = module
         self.inputs = Tree.of((args, kwargs))
         self.args = args
-        self._names = Names(module, args, kwargs)
-        self.arguments = [self._names.of_argument(i) for i in range(len(args))]
+        self.names = Names(module, args, kwargs)
+        self.arguments = [self.names.of_argument(i) for i in range(len(args))]
         self.names_at: dict[Edge, set[str]] = defaultdict(set)
         plain = self.trial()
         self._run(plain)
-        self.last_node = last_node(plain, self._names.ends(plain))
+        self.last_node = last_node(plain, self.names.ends(plain))
         self.uses = uses_in(differentiable(self.output).values())
         outputs = self.named(TENSOR, plain, self.output)
         several = self.named(SEVERAL, plain, self.output)
@@ -100,9 +97,9 @@ class HookedCall:
         for name, tensor in outputs.items():
             self.names_at[edge_of(tensor)] |= {name, TOTAL.format(name)}
         given = [self.position("grad_input", i) for i in range(len(self.given))]
-        self.graph = read(self.trial(), self._names, given)
-        self.known = KnownGradients(self.trial(), self._names)
-        self.known.compare(KnownGradients(self.trial(), self._names))
+        self.graph = read(self.trial(), self.names, given)
+        self.known = KnownGradients(self.trial(), self.names)
+        self.known.compare(KnownGradients(self.trial(), self.names))
         both = (*plain.warnings, *self.known.warnings)
         self.warnings = tuple(dict.fromkeys(both))  # in order, each once
 
@@ -122,12 +119,12 @@ class HookedCall:
             self.inner[edge_of(tensor)] = name
             self.names_at[edge_of(tensor)].add(name)
 
-        for name, tensor in self._names.differentiable_inputs(plain).items():
+        for name, tensor in self.names.differentiable_inputs(plain).items():
             self.names_at[edge_of(tensor)].add(name)
         twice = [(it, version_of(it), pair) for it, *pair in self._in_two_places(plain)]
         own = {id(it) for _, it in with_gradients(plain.module)}
         self.in_several_places = {name for *_, pair in twice for name in pair} | {
-            self._names.of_input(plain.inputs, place)
+            self.names.of_input(plain.inputs, place)
             for place, it in enumerate(plain.inputs.leaves)
             if id(it) in own
         }
@@ -140,7 +137,7 @@ class HookedCall:
         self.given, kwargs = (*given, plain.given)[0]
         self.asked = (*asked, [*map(requires_grad, self.given)])[0]
         self.keywords = [key for key, value in kwargs.items() if tensors_in(value)]
-        made = *with_gradients(plain.module), *wakened(plain, self._names)
+        made = *with_gradients(plain.module), *wakened(plain, self.names)
         for name, tensor in made:
             self.names_at[edge_of(tensor)].add(name)
         self.overwritten = [
@@ -154,7 +151,7 @@ class HookedCall:
         first: dict[int, str] = {}
         for place, it in enumerate(plain.inputs.leaves):
             if isinstance(it, Tensor):
-                name = self._names.of_input(plain.inputs, place)
+                name = self.names.of_input(plain.inputs, place)
                 other = first.setdefault(id(it), name)
                 if other != name:
                     yield it, other, name
@@ -168,7 +165,7 @@ class HookedCall:
             The name of an input or kept tensor, and the names of the parameters.
         """
         own = {id(it): name for name, it in own_tensors(self.module)}
-        given = self._names.differentiable_inputs(plain)
+        given = self.names.differentiable_inputs(plain)
         for name, tensor in (given | dict(with_gradients(plain.module))).items():
             before = plain.stands_for.get(cast(Any, tensor.grad_fn))
             if before is not None and tensor.grad_fn in nodes:
@@ -198,7 +195,7 @@ class HookedCall:
             for name, it in own_parameters(trial.module).items()
             if it is not None and it.requires_grad
         }
-        named = self._names.differentiable_inputs(trial) | own
+        named = self.names.differentiable_inputs(trial) | own
         if kind == ACCUMULATED:
             return {name: it for name, it in named.items() if it.is_leaf}
         return named
@@ -236,35 +233,10 @@ class HookedCall:
         edges = filter(None, (way.edge, way.laid_out))
         return {name for edge in edges for name in self.names_at[edge]}
 
-    def sharing(self) -> Iterator[tuple[str, str]]:
-        """Yield the name of each input that shares memory, and of the other tensor."""
-        seen: defaultdict[int, list[tuple[Any, Tensor, str]]] = defaultdict(list)
-        given = {
-            self._names.of_input(self.inputs, place): it
-            for place, it in enumerate(self.inputs.leaves)
-            if isinstance(it, Tensor)
-        }
-        for name, tensor in (*own_tensors(self.module), *given.items()):
-            memory = storage_of(tensor)
-            if memory and name in given:
-                for _, known, other in seen[id(memory)]:
-                    if known is not tensor and overlap(known, tensor):
-                        yield name, other
-                        break
-            seen[id(memory)].append((memory, tensor, name))
-
-    def hooks_left_out(self) -> int:
-        """Count the hooks on the tensors of the module and on inputs, without ours."""
-        given = (it for it in self.inputs.leaves if isinstance(it, Tensor))
-        tensors = {id(it): it for it in given}
-        tensors |= {id(it): it for _, it in own_tensors(self.module)}
-        hooks = itertools.chain.from_iterable(map(every_hook_of, tensors.values()))
-        return sum(not isinstance(hook, TensorHook) for hook in hooks)
-
     def name_of_idle(self, grad: Tensor) -> str | None:
         """Name a gradient by its value, if its tensor does not require grad."""
         return name_by_value(grad, {}, self._idle)
 
     @cached_property
     def _idle(self) -> dict[str, Tensor]:
-        return gradients_of_idle(self.trial(), self._names)
+        return gradients_of_idle(self.trial(), self.names)

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.errors import NotAModuleError, NotCopyableError, UnknownKindError
-from gradlib.hook_reports.copying import backward_hooks_inside
 from gradlib.hook_reports.graph import CallGraph
 from gradlib.hook_reports.hooked_call import HookedCall
 from gradlib.hook_reports.hooks import KINDS, Got, hook_set, place
+from gradlib.hook_reports.notes import notes_on
 from gradlib.hook_reports.trial import differentiable, left_as_it_is
 from gradlib.hook_reports.what_it_is import what_it_is
 from gradlib.hook_reports.why_so_many import (
@@ -24,12 +24,10 @@ from gradlib.hook_reports.why_so_many import (
     why_not_tried,
     why_so_many,
 )
-from gradlib.private.hooks import any_global_backward_hook
 from gradlib.private.modes import values_are_fake, values_are_stand_ins
-from gradlib.private.modules import modules_in
 from gradlib.recording.in_words import shape_text
 from gradlib.render import Printable, Table
-from gradlib.wording import in_brief, listed, no_module
+from gradlib.wording import in_brief, no_module
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -243,7 +241,7 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
         with left_as_it_is(module) as changed:
             call = HookedCall(module, args, kwargs)
             kinds = _Kinds((kind, _tried(call, kind)) for kind in KINDS)
-        notes = tuple(_notes(module, call, changed))
+        notes = tuple(notes_on(call, changed))
     if of_inference and differentiable(call.output):
         notes = (*notes, OF_INFERENCE)
     last, name = call.last_node, type(module).__name__
@@ -295,52 +293,6 @@ def _tried(call: HookedCall, kind: str) -> HookKind:
 
 _GUESSES_AND_KERNELS = re.compile(r"\n\n.*| This could be because .*", re.DOTALL)
 """What torch may add to an error: guesses at the reason, and the kernels that exist."""
-
-
-def _notes(module: nn.Module, call: HookedCall, changed: list[str]) -> Iterator[str]:
-    if not call.known.repeats:
-        yield (
-            "Two runs gave different gradients, though torch's random state was the "
-            "same. What is another gradient at each run has no name."
-        )
-    if any(vars(part).get("_compiled_call_impl") for part in modules_in(module)):
-        yield (
-            "The copies are not compiled, as .compile() has compiled the module: "
-            "compiled, it has another last node."
-        )
-    if any_global_backward_hook():
-        yield (
-            "A backward hook for every module is set. It ran with the copies too, and "
-            "may give them another last node."
-        )
-    if hooks := sum(map(len, backward_hooks_inside(module))):
-        yield f"Left out of the copies: {hooks} backward hook(s), of it or inside it."
-    if hooks := call.hooks_left_out():
-        yield (
-            f"Left out of the copies: {hooks} hook(s) of parameters, of tensors in "
-            "attributes or of inputs. Entries are what came before such a hook."
-        )
-    for name, other in call.sharing():
-        yield (
-            f"{name} shares memory with {other}, and its copy does not: what is "
-            "written to the one does not show in the other."
-        )
-    for name, other in call.overwritten:
-        yield (
-            f"{name} and {other} are one tensor, which the module overwrites. Names "
-            "were found with a copy for each, where what is written to the one does "
-            "not show in the other."
-        )
-    for name, parameters in call.cut:
-        yield (
-            f"{name} was computed from {listed(parameters)} before, and its copy is "
-            "cut from that: what flows through it is missing there."
-        )
-    if changed:
-        yield (
-            f"The copies have changed {', '.join(changed)} of the module itself, which "
-            "a function kept in it refers to. That was set back."
-        )
 
 
 def _table_of(kind: HookKind) -> Table:
