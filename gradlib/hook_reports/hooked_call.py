@@ -30,7 +30,6 @@ from gradlib.hook_reports.trial import (
 )
 from gradlib.private.modules import own_parameters
 from gradlib.recording.kept import version_of
-from gradlib.subclasses import is_of_other_class
 from gradlib.tree import Tree, tensors_in
 
 
@@ -40,9 +39,8 @@ class HookedCall:
     Attributes:
         module: The module.
         inputs: Its ``(args, kwargs)``.
-        args: Its positional arguments.
         names: The names of all its arguments and parameters.
-        arguments: The names of `args`.
+        arguments: The names of its positional arguments.
         given: The positional arguments, as the forward pre-hooks left them.
         asked: Whether each of these required grad, before the module itself ran.
         keywords: The names of the keyword arguments that then hold tensors.
@@ -54,9 +52,7 @@ class HookedCall:
         uses: How often the module uses each value.
         inner: For each edge, the name of the tensor that an inner module returned.
         hooked_at: By name, the edge of each tensor that hooks are tried on.
-        of_several: The names of the tensors that `SEVERAL` is tried on.
-        odd_leaf: The name of the class of a leaf among these, if that is neither
-            ``Tensor`` nor ``Parameter``.
+        several: By name, the tensors that `SEVERAL` is tried on.
         in_several_places: The names of the inputs that are the same tensor as another
             input, or as one of the module's.
         overwritten: The names of each two inputs that are the same tensor, where the
@@ -74,7 +70,6 @@ class HookedCall:
         """Run the module without a hook; what it raises comes through."""
         self.module = module
         self.inputs = Tree.of((args, kwargs))
-        self.args = args
         self.names = Names(module, args, kwargs)
         self.arguments = [self.names.of_argument(i) for i in range(len(args))]
         self.names_at: dict[Edge, set[str]] = defaultdict(set)
@@ -83,17 +78,9 @@ class HookedCall:
         self.last_node = last_node(plain, self.names.ends(plain))
         self.uses = uses_in(differentiable(self.output).values())
         outputs = self.named(TENSOR, plain, self.output)
-        several = self.named(SEVERAL, plain, self.output)
-        self.of_several = [*several]
-        self.odd_leaf = next(
-            (
-                type(it).__name__
-                for it in several.values()
-                if it.is_leaf and is_of_other_class(it)
-            ),
-            "",
-        )
-        self.hooked_at = {it: edge_of(of) for it, of in (outputs | several).items()}
+        self.several = self.named(SEVERAL, plain, self.output)
+        hooked = (outputs | self.several).items()
+        self.hooked_at = {name: edge_of(tensor) for name, tensor in hooked}
         for name, tensor in outputs.items():
             self.names_at[edge_of(tensor)] |= {name, TOTAL.format(name)}
         given = [self.position("grad_input", i) for i in range(len(self.given))]

@@ -59,7 +59,7 @@ def _what_else(call: HookedCall, kind: str, got: Got) -> str:
 
 def _is_of_pre_hook(call: HookedCall, kind: str, got: Got) -> bool:
     """Tell whether an entry is for an argument that a forward pre-hook computed."""
-    if kind != FULL or got.field != "grad_input" or got.number >= len(call.args):
+    if kind != FULL or got.field != "grad_input" or got.number >= len(call.arguments):
         return False
     value = call.given[got.number]
     has_name = requires_grad(value) and call.names_at.get(edge_of(value))
@@ -138,7 +138,7 @@ def _why_zeros(call: HookedCall, kind: str, got: Got) -> str:
         if end and call.uses[edge] > 1:
             return _a_part_of(end)
         return f"gradient of {end or f'input {i} of {last.name}'}"
-    if kind == FULL and field == "grad_input" and i < len(call.args):
+    if kind == FULL and field == "grad_input" and i < len(call.arguments):
         name, value = call.position(field, i)
         is_made = _is_of_pre_hook(call, kind, got) and requires_grad(value)
         if is_made and call.uses[edge_of(value)]:
@@ -161,7 +161,7 @@ def _why_nothing(call: HookedCall, kind: str, got: Got) -> str:
         return f"nothing flows out of input {i} of {last.name}"
     if field == "grad":
         return "nothing flows to it"
-    if field == "grad_input" and i >= len(call.args):
+    if field == "grad_input" and i >= len(call.arguments):
         return "a forward pre-hook added the argument"
     if _is_of_pre_hook(call, kind, got) and requires_grad(call.given[i]):
         return "nothing flows to what a forward pre-hook has put there"

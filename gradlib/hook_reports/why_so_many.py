@@ -24,6 +24,7 @@ from gradlib.hook_reports.hooks import (
 )
 from gradlib.hook_reports.last_node import Variant, variants
 from gradlib.hook_reports.trial import differentiable, requires_grad
+from gradlib.subclasses import is_of_other_class
 from gradlib.tree import tensors_in
 from gradlib.wording import counted
 
@@ -181,12 +182,13 @@ def why_never_called(call: HookedCall, kind: str) -> str:
 
 
 def _why_several_never(call: HookedCall) -> str:
-    if call.odd_leaf:
-        return (
-            "Never called: torch finds no node to count for a leaf of class "
-            f"{call.odd_leaf}."
-        )
-    if any(map(call.known.arrives, call.of_several)):
+    for it in call.several.values():
+        if it.is_leaf and is_of_other_class(it):
+            return (
+                "Never called: torch finds no node to count for a leaf of class "
+                f"{type(it).__name__}."
+            )
+    if any(map(call.known.arrives, call.several)):
         return (
             "Never called: torch does not count a tensor that the backward pass "
             "begins at."
