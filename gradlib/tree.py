@@ -36,11 +36,6 @@ class Tree:
         """Flatten `structure`."""
         return cls(*flatten(structure))
 
-    @classmethod
-    def of_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Tree":
-        """Flatten ``(args, kwargs)``."""
-        return cls(*flatten_call(args, kwargs))
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Tell ``pickle`` how to make it again: a spec refers to this process alone."""
         return _made_again, (self.form(), self.leaves)

@@ -176,7 +176,7 @@ class Block:
 BATCHED_PASS = "a pass with is_grads_batched"
 """What a message calls the passes that have no number."""
 
-NO_INPUTS = Tree.of_call((), {})
+NO_INPUTS = Tree.of(((), dict[str, Any]()))
 
 
 class CallTrace:
