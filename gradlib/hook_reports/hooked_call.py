@@ -74,7 +74,13 @@ class HookedCall:
         self.arguments = [self.names.of_argument(i) for i in range(len(args))]
         self.names_at: dict[Edge, set[str]] = defaultdict(set)
         plain = self.trial()
+        twice = self._note_inputs(plain)
         self._run(plain)
+        self.overwritten = [
+            pair for it, version, pair in twice if version_of(it) > version
+        ]
+        nodes = nodes_behind(differentiable(self.output).values())
+        self.cut = [*self._cut_off(plain, nodes)]
         self.last_node = last_node(plain, self.names.ends(plain))
         self.uses = uses_in(differentiable(self.output).values())
         outputs = self.named(TENSOR, plain, self.output)
@@ -89,6 +95,24 @@ class HookedCall:
         self.known.compare(KnownGradients(self.trial(), self.names))
         both = (*plain.warnings, *self.known.warnings)
         self.warnings = tuple(dict.fromkeys(both))  # in order, each once
+
+    def _note_inputs(self, plain: Trial) -> list[tuple[Tensor, int, list[str]]]:
+        """Note the names of inputs, before the module may overwrite them.
+
+        Returns:
+            Each input that is one tensor with an earlier one, its version, and both
+            names.
+        """
+        for name, tensor in self.names.differentiable_inputs(plain).items():
+            self.names_at[edge_of(tensor)].add(name)
+        twice = [(it, version_of(it), pair) for it, *pair in self._in_two_places(plain)]
+        own = {id(it) for _, it in with_gradients(plain.module)}
+        self.in_several_places = {name for *_, pair in twice for name in pair} | {
+            self.names.of_input(plain.inputs, place)
+            for place, it in enumerate(plain.inputs.leaves)
+            if id(it) in own
+        }
+        return twice
 
     def _run(self, plain: Trial) -> None:
         """Run a trial; note what the module got, and what inner modules returned."""
@@ -106,15 +130,6 @@ class HookedCall:
             self.inner[edge_of(tensor)] = name
             self.names_at[edge_of(tensor)].add(name)
 
-        for name, tensor in self.names.differentiable_inputs(plain).items():
-            self.names_at[edge_of(tensor)].add(name)
-        twice = [(it, version_of(it), pair) for it, *pair in self._in_two_places(plain)]
-        own = {id(it) for _, it in with_gradients(plain.module)}
-        self.in_several_places = {name for *_, pair in twice for name in pair} | {
-            self.names.of_input(plain.inputs, place)
-            for place, it in enumerate(plain.inputs.leaves)
-            if id(it) in own
-        }
         plain.module.register_forward_pre_hook(take_given, with_kwargs=True)
         each_inner_output(plain.module, take_inner)
         self.output = plain.run(backward=False)
@@ -127,11 +142,6 @@ class HookedCall:
         made = *with_gradients(plain.module), *wakened(plain, self.names)
         for name, tensor in made:
             self.names_at[edge_of(tensor)].add(name)
-        self.overwritten = [
-            pair for it, version, pair in twice if version_of(it) > version
-        ]
-        nodes = nodes_behind(differentiable(self.output).values())
-        self.cut = [*self._cut_off(plain, nodes)]
 
     def _in_two_places(self, plain: Trial) -> Iterator[tuple[Tensor, str, str]]:
         """Yield each input that is one tensor with an earlier one, and both names."""
