@@ -109,11 +109,6 @@ class Arguments:
         value = self.options.get(option, default)
         return value is not NO_FLAG and bool(value)
 
-    def structured(self, gradients: tuple[Any, ...]) -> Any:
-        """Return the gradients of the inputs as torch does: in a tuple or a dict."""
-        keys = self.inputs.keys
-        return gradients if keys is None else dict(zip(keys, gradients, strict=True))
-
 
 def written_key(key: object) -> str:
     """Return the code of a key, or of an index."""

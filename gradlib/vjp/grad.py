@@ -161,4 +161,5 @@ def grad(
         if found is None:
             raise
         raise found.error() from error
-    return arguments.structured(gradients)
+    keys = arguments.inputs.keys
+    return gradients if keys is None else dict(zip(keys, gradients, strict=True))
