@@ -243,9 +243,7 @@ def _plain(tensor: Tensor) -> tuple[Tensor, bytes]:
 
 def _dense(tensor: Tensor) -> tuple[Tensor, Any]:
     """Return the values of a tensor, and the same values as bytes of NumPy."""
-    values = tensor.detach().cpu()
-    values = values if values.layout == torch.strided else values.to_dense()
-    values = values.resolve_conj()
+    values = tensor.detach().cpu().to_dense().resolve_conj()
     values = torch.view_as_real(values) if values.is_complex() else values
     values = values.clone(memory_format=torch.contiguous_format)
     return values, values.reshape(-1).view(torch.uint8).numpy()
