@@ -70,17 +70,13 @@ class Diagnosis:
 def together(found: Iterable[Diagnosis], arguments: Arguments) -> Diagnosis | None:
     """Return the first diagnosis of an entry of grad_outputs, or ``None``.
 
-    Its code mends every entry that is wrong in the same way.
+    Its code mends every entry that is wrong.
     """
     every = list(found)
     if not every or not every[0].mends:
         return every[0] if every else None
-    first = every[0]
-    mends: dict[int, str] = {}
-    for it in every:
-        if it.code == first.code:
-            mends |= it.mends
-    return replace(first, fix=mended(arguments, mends))
+    mends = {i: line for it in every for i, line in it.mends.items()}
+    return replace(every[0], fix=mended(arguments, mends))
 
 
 def passing(

@@ -44,6 +44,23 @@ def test_several_inputs_exchanged_with_outputs() -> None:
     exec(code, names | {"inputs": inputs})
 
 
+def test_vectors_that_are_wrong_in_different_ways_are_all_mended() -> None:
+    names = given()
+    x, y = names["x"], names["y"]
+    outputs, vectors = [y, y**2], [torch.ones(2), y > 0]
+    with pytest.raises(gradlib.GradOutputsShapeError) as raised:
+        gradlib.grad(outputs, x, vectors)
+    exec(code_in(str(raised.value)), names | {"outputs": outputs, "vectors": vectors})
+
+
+def test_a_complex_number_among_outputs() -> None:
+    names = given()
+    x, outputs = names["x"], [names["y"].sum() * 1j]
+    with pytest.raises(gradlib.NoGradOutputsError) as raised:
+        gradlib.grad(outputs, x)
+    exec(code_in(str(raised.value)), names | {"outputs": outputs})
+
+
 def by_backward(x: Tensor, y: Tensor, v: Any) -> None:  # noqa: ARG001 (as the other)
     y.backward(v)
 
