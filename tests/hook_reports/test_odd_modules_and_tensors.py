@@ -102,6 +102,17 @@ def test_a_parameter_that_is_passed_stays_one() -> None:
     assert len(others) == len([FULL, FULL_PRE]) < len(classes)
 
 
+class WithoutHooks(nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward(x)
+
+
+def test_a_call_of_its_own_that_runs_no_hooks() -> None:
+    report = report_of(WithoutHooks(3, 2), given(4, 3))
+    why = "Never called: WithoutHooks has a __call__ of its own, without hooks."
+    assert report.kinds[FULL].why == why
+
+
 def test_what_is_no_module() -> None:
     with pytest.raises(gradlib.NotAModuleError, match=r"\[GL200\] hook_report\(module"):
         gradlib.hook_report(F.relu, given(3))  # type: ignore[arg-type] (on purpose)
