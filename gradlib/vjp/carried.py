@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 from gradlib.edges import edges_of, nodes_behind
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments, written_key
-from gradlib.vjp.source import Site, position_of, tree_of, value_of
+from gradlib.vjp.source import Site, parsed, position_of, tree_of, value_of
 from gradlib.vjp.spelling import own_names
 from gradlib.vjp.tensor_names import attribute
 
@@ -60,7 +60,7 @@ def _in_attributes(arguments: Arguments, site: Site) -> Iterator[tuple[str, str]
             if (code := _detached(value)) and _is_in(graph, value)
         }
         if states:
-            method: Any = ast.parse(dedent(getsource(function))).body[0]
+            method = parsed(dedent(getsource(function))).body[0]
             own = method.args.args[0].arg
             kept = _read_then_set(method)
             yield from (

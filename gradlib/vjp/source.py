@@ -105,9 +105,7 @@ def call_at(position: Position, site: Site) -> tuple[ast.Call, list[str]]:
     parts[-1] = parts[-1][:right]
     parts[0] = parts[0][left:]
     source = f"({b''.join(parts).decode()})"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler has shown them already
-        call = ast.parse(source, mode="eval").body
+    call = parsed(source, "eval").body
     assert isinstance(call, ast.Call)
     return call, source.splitlines(keepends=True)
 
@@ -127,10 +125,17 @@ def tree_of(frame: FrameType) -> ast.AST:
     last = max(it[1] for it in places if it[1])
     lines = lines_of(frame)[first - 1 : last]
     is_inside = lines[0][:1].isspace()
-    tree: Any = ast.parse("".join(["if True:\n"] * is_inside + lines))
+    tree = parsed("".join(["if True:\n"] * is_inside + lines))
     ast.increment_lineno(tree, first - 1 - is_inside)
     tree = tree.body[0] if is_inside else tree
     return tree if code.co_name == "<module>" else tree.body[0]
+
+
+def parsed(source: str, mode: str = "exec") -> Any:
+    """Return the syntax tree of code that Python has compiled before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler has shown them already
+        return ast.parse(source, mode=mode)
 
 
 def text_of(node: ast.expr, lines: list[str]) -> str:
