@@ -2,8 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -235,8 +234,9 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
             "(vmap, grad and so on), torch.jit.trace or a FakeTensorMode tensors only "
             "stand for others. Call it outside."
         )
-    of_inference = torch.is_inference_mode_enabled()
-    with _no_inference_mode(), catch_warnings():
+    of_inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    # Inference mode becomes no_grad, under which tensors can have graphs.
+    with torch.inference_mode(False), torch.set_grad_enabled(grad), catch_warnings():
         simplefilter("ignore")  # as attributes are read; those of runs are recorded
         with left_as_it_is(module) as changed:
             call = HookedCall(module, args, kwargs)
@@ -246,16 +246,6 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
         notes = (*notes, OF_INFERENCE)
     last, name = call.last_node, type(module).__name__
     return HookReport(name, last.name, last.inputs, kinds, notes, call.graph)
-
-
-@contextmanager
-def _no_inference_mode() -> Generator[None]:
-    """Replace inference mode by no_grad, under which tensors can have graphs."""
-    if not torch.is_inference_mode_enabled():
-        yield
-        return
-    with torch.inference_mode(mode=False), torch.no_grad():
-        yield
 
 
 def _tried(call: HookedCall, kind: str) -> HookKind:
