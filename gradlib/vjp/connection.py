@@ -1,13 +1,12 @@
 """Which tensors the graph behind an output leads to."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from gradlib.edges import Differentiable, Edge, edge_of, edges_behind, leaves_at
+from gradlib.edges import Differentiable, Edge, edge_of
 from gradlib.private.nodes import AccumulateGrad, leaf_of
 
 LEAF = "{} is a leaf: nothing leads from it to another tensor."
@@ -59,26 +58,6 @@ def unconnected(
                     edges.discard(edge)
     missing = leaves | edges
     return [i for i, key in enumerate(keys) if key in missing]
-
-
-@dataclass(frozen=True)
-class Graph:
-    """The graph behind some outputs: its edges, and its leaves."""
-
-    edges: frozenset[Edge]
-    leaves: tuple[Tensor, ...]
-
-
-def graph_behind(outputs: Iterable[Differentiable]) -> Graph:
-    """Walk the whole graph behind `outputs`."""
-    edges = [*edges_behind(map(edge_of, outputs))]
-    return Graph(frozenset(edges), tuple(leaves_at(edges)))
-
-
-def source_in(graph: Graph, tensor: Differentiable) -> Edge | None:
-    """Return the nearest edge of `graph` that `tensor` was computed from, if any."""
-    made_from = edges_behind([edge_of(tensor)])
-    return next((it for it in made_from if it in graph.edges), None)
 
 
 def is_at(tensor: Tensor, edge: Edge) -> bool:

@@ -6,17 +6,14 @@ from types import FrameType
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from gradlib.edges import Edge, edge_of
+from gradlib.edges import Edge, edge_of, edges_behind, leaves_at
 from gradlib.private.nodes import leaf_of
 from gradlib.vjp.arguments import Arguments, shape_of
 from gradlib.vjp.connection import (
     LEADS_NOWHERE,
     LEAF,
-    Graph,
-    graph_behind,
     is_at,
     is_made_anew,
-    source_in,
     unconnected,
 )
 from gradlib.vjp.detached import have_same_memory
@@ -39,14 +36,17 @@ def check_connected(arguments: Arguments) -> Diagnosis | None:
     missing = unconnected(outputs, [inputs[i] for i in candidates])
     if not missing:
         return None
-    return _unused(arguments, candidates[missing[0]], graph_behind(outputs))
+    return _unused(arguments, candidates[missing[0]])
 
 
-def _unused(arguments: Arguments, i: int, graph: Graph) -> Diagnosis:
+def _unused(arguments: Arguments, i: int) -> Diagnosis:
     outputs, inputs = arguments.outputs, arguments.inputs
     given, place = inputs.values[i], called(inputs, i, arguments.frames)
     what = f"{place} is not part of the graph of {outputs.name}."
-    source, instead = source_in(graph, given), ""
+    graph = dict.fromkeys(edges_behind(map(edge_of, outputs.values)))
+    leaves = leaves_at(graph)
+    made_from = edges_behind([edge_of(given)])  # the nearest first
+    source, instead = next((it for it in made_from if it in graph), None), ""
     fix = recomputed(arguments, "y = f(x)")
     if outputs.values and not unconnected([given], outputs.values):
         intent = (
@@ -63,7 +63,7 @@ def _unused(arguments: Arguments, i: int, graph: Graph) -> Diagnosis:
             f"gradient, or make {inputs.places[i]} first and compute the output from "
             "it."
         )
-    elif (twin := _twin(graph, given)) is not None:
+    elif (twin := _twin(leaves, given)) is not None:
         instead = _name_at(edge_of(twin), arguments.frames)
         origin = _described(edge_of(twin), instead)
         what += f" It has the memory of {origin}, which is."
@@ -77,7 +77,7 @@ def _unused(arguments: Arguments, i: int, graph: Graph) -> Diagnosis:
         intent = "torch makes no zeros for an edge. Let it give None, or pass tensors."
         fix = recomputed(arguments, allow_unused=True, materialize_grads=None)
     else:
-        what += f" {_leaves(graph, arguments.frames)}"
+        what += f" {_ends(leaves, arguments.frames)}"
         intent = _WAS_IT_USED
         fix = recomputed(arguments, allow_unused=True)
     return passing(instead, Diagnosis("GL109", what, intent, fix), arguments, inputs)
@@ -107,12 +107,12 @@ def _described(edge: Edge, name: str) -> str:
     return f"an output of {edge[0].name()}"
 
 
-def _leaves(graph: Graph, frames: Sequence[FrameType]) -> str:
+def _ends(leaves: Sequence[Tensor], frames: Sequence[FrameType]) -> str:
     """Say in which leaves a graph ends, as far as they have names."""
-    leaves = {id(leaf) for leaf in graph.leaves}
+    ids = set(map(id, leaves))
     names: dict[int, str] = {}
     for name, tensor in named_tensors(frames):
-        if id(tensor) in leaves:
+        if id(tensor) in ids:
             names.setdefault(id(tensor), f"`{name}`")
     if not names:
         return ""
@@ -120,8 +120,8 @@ def _leaves(graph: Graph, frames: Sequence[FrameType]) -> str:
     return f"It ends in {', '.join(shown)}."
 
 
-def _twin(graph: Graph, given: Tensor | GradientEdge) -> Tensor | None:
-    """Return a leaf of the graph that shares the memory of the given tensor."""
+def _twin(leaves: Sequence[Tensor], given: Tensor | GradientEdge) -> Tensor | None:
+    """Return the leaf that shares the memory of the given tensor."""
     if isinstance(given, GradientEdge):
         return None
-    return next((it for it in graph.leaves if have_same_memory(it, given)), None)
+    return next((it for it in leaves if have_same_memory(it, given)), None)
