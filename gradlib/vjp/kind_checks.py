@@ -107,16 +107,8 @@ def _meant_input(inputs: Argument, i: int) -> tuple[str, str]:
         return intent, "x = tuple(x.parameters())"
     if all(map(_is_named, inputs.values)):
         return "A dict of tensors gives a dict of gradients.", "x = dict(x)"
-    of_groups = "The parameters of an optimizer stand in the lists of its groups."
-    if isinstance(value, Optimizer) and not inputs.several:
-        every = 'each for it in x.param_groups for each in it["params"]'
-        return of_groups, f"x = [{every}]"
-    if inputs.keys is not None and _is_group(
-        dict(zip(inputs.keys, inputs.values, strict=True))
-    ):
-        return of_groups, 'x = list(x["params"])'
-    if inputs.keys is None and all(map(_is_group, inputs.values)):
-        return of_groups, 'x = [each for it in x for each in it["params"]]'
+    if line := _from_groups(inputs):
+        return "The parameters of an optimizer stand in the lists of its groups.", line
     if _is_nested(value) and _are_spelled(inputs.keys or ()):
         return "Nested inputs are passed flat.", _flat("x", inputs.values, inputs.keys)
     if isinstance(value, Mapping) and not _is_learned(cast(Any, value)):
@@ -126,17 +118,33 @@ def _meant_input(inputs: Argument, i: int) -> tuple[str, str]:
         intent = "Of the mappings torch opens only dict itself."
         return intent, f"x = dict({spelled})"
     intent = "Pass the very tensors that the output was computed from."
-    if inputs.keys is not None and any(map(is_differentiable, inputs.values)):
-        tensors = "for key, it in x.items() if isinstance(it, torch.Tensor)"
-        return intent, f"x = {{key: it {tensors}}}"
+    return intent, _tensors_among(inputs)
+
+
+def _from_groups(inputs: Argument) -> str:
+    """Return the line that opens an optimizer or its groups, or ``""``."""
+    if not inputs.several and isinstance(inputs.values[0], Optimizer):
+        return 'x = [each for it in x.param_groups for each in it["params"]]'
+    if inputs.keys is None:
+        are_groups = all(map(_is_group, inputs.values))
+        return 'x = [each for it in x for each in it["params"]]' * are_groups
+    whole = dict(zip(inputs.keys, inputs.values, strict=True))
+    return 'x = list(x["params"])' * _is_group(whole)
+
+
+def _tensors_among(inputs: Argument) -> str:
+    """Return the line that leaves only tensors among the inputs, or makes some."""
     if any(map(is_differentiable, inputs.values)):
-        return intent, "x = [it for it in x if isinstance(it, torch.Tensor)]"
+        if inputs.keys is None:
+            return "x = [it for it in x if isinstance(it, torch.Tensor)]"
+        tensors = "for key, it in x.items() if isinstance(it, torch.Tensor)"
+        return f"x = {{key: it {tensors}}}"
     if inputs.keys is None and all(map(_holds_tensors, inputs.values)):
-        return intent, f"x = [{_TENSORS.format('x')}]"
+        return f"x = [{_TENSORS.format('x')}]"
     if inputs.keys is None and _are_numbers(inputs):
         made = "x = torch.as_tensor(x, dtype=torch.float32).requires_grad_()"
-        return intent, f"{made}\ny = f(x)"
-    return intent, "x = list(f.parameters())"
+        return f"{made}\ny = f(x)"
+    return "x = list(f.parameters())"
 
 
 _TENSORS = "it for each in {} for it in each if isinstance(it, torch.Tensor)"
