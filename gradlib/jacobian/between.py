@@ -1,64 +1,56 @@
-"""The nodes of a graph between its outputs and its inputs."""
+"""The nodes of a graph between its outputs and its inputs, by their numbers."""
 
-from collections.abc import Iterator, Sequence, Set
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import TypeAlias
 
-from torch.autograd.graph import Node
+Spot: TypeAlias = tuple[int, int]
+"""An edge: the number of its node, and which output of that node's operation it is."""
 
-from gradlib.edges import Edge
-from gradlib.private.nodes import AccumulateGrad
-
-Edges: TypeAlias = tuple[Edge, ...]
-"""All edges of a node; one that leads nowhere has ``None`` for its node."""
+NOWHERE = -1
+"""The number of the node of an edge that leads nowhere."""
 
 
-class Way(NamedTuple):
-    """The nodes on a way through a graph.
+def between(
+    edges: Sequence[Sequence[Spot]], starts: Iterable[int], ends: Set[Spot]
+) -> dict[int, list[int]]:
+    """Return the nodes on the way from `starts` to `ends`.
 
-    Attributes:
-        led: Each node before those that it leads to, with its edges that lead on to an
-            end; the nodes of the ends are included.
-        positions: Of each node of which not all edges do, the numbers of those that do.
+    Args:
+        edges: All edges of each node.
+        starts: The nodes that the way begins at.
+        ends: The edges that it ends at.
+
+    Returns:
+        Each node before those that it leads to, with the positions of its edges that
+        lead on to an end; the nodes of the ends are included.
     """
-
-    led: dict[Node, list[Edge]]
-    positions: dict[Node, tuple[int, ...]]
-
-
-def between(starts: Sequence[Node], ends: Set[Edge]) -> Way:
-    """Return the way from `starts` to `ends`."""
-    way: dict[Node, list[Edge]] = {}
-    positions: dict[Node, tuple[int, ...]] = {}
+    way: dict[int, list[int]] = {}
     at_ends = {node for node, _ in ends}
-    for node, edges in _from_below(starts):
-        led = [it for it in edges if way.get(it[0]) or it in ends]
+    for node in _from_below(edges, starts):
+        led = [i for i, it in enumerate(edges[node]) if way.get(it[0]) or it in ends]
         if led or node in at_ends:
             way[node] = led
-            if len(led) < len(edges):
-                positions[node] = tuple([i for i, it in enumerate(edges) if it in led])
-    return Way(dict(reversed(way.items())), positions)
+    return dict(reversed(way.items()))
 
 
-def _from_below(starts: Sequence[Node]) -> Iterator[tuple[Node, Edges]]:
-    """Yield all nodes reached from `starts`, each after those that it leads to.
-
-    torch makes a node's list of edges anew for each call, so each is asked once.
-    """
-    seen: set[Node | None] = {None}
-    stack: list[tuple[Node, Edges | None]] = [(start, None) for start in starts]
+def _from_below(
+    edges: Sequence[Sequence[Spot]], starts: Iterable[int]
+) -> Iterator[int]:
+    """Yield all nodes reached from `starts`, each after those that it leads to."""
+    seen = {NOWHERE}
+    stack = [(start, False) for start in starts]
     while stack:
-        node, edges = stack.pop()
-        if edges is not None:
-            yield node, edges  # all nodes that it leads to are done
+        node, below_is_done = stack.pop()
+        if below_is_done:
+            yield node
         elif node not in seen:
             seen.add(node)
-            edges: Any = node.next_functions
-            stack.append((node, edges))
-            for below, _ in edges:
+            stack.append((node, True))
+            for below, _ in edges[node]:
                 if below in seen:
                     continue
-                if below.__class__ is AccumulateGrad:  # of a leaf: leads nowhere
+                if edges[below]:
+                    stack.append((below, False))
+                else:  # a leaf
                     seen.add(below)
-                    yield below, ()
-                else:
-                    stack.append((below, None))
+                    yield below

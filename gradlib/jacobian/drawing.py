@@ -4,22 +4,20 @@ What follows from the structure alone is computed for the first of equal graphs,
 kept: see `kept_for_each`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, wraps
-from itertools import islice
-from typing import Any, TypeAlias, TypeVar
+from itertools import chain, compress, islice
+from operator import attrgetter, itemgetter, methodcaller
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+from torch.autograd.graph import Node
 
 from gradlib.edges import Edge
-from gradlib.errors import NoSuchWayError
-from gradlib.jacobian.between import Way
-from gradlib.jacobian.form import NESTED, Form, form
+from gradlib.jacobian.between import NOWHERE, Spot, between
+from gradlib.jacobian.form import Form, form
 from gradlib.private.nodes import forms_at, sequence_number
-
-Spot: TypeAlias = tuple[int, int]
-"""An edge: the number of its node, and which output of that node's operation it is."""
 
 Made = TypeVar("Made")
 
@@ -40,6 +38,7 @@ class Drawing:
         ends: The spot of each tensor that the Jacobian is with respect to; ``None``
             where no output depends on it.
         order: The nodes in the order in which autograd runs them, the last made first.
+        lost: The numbers of the outputs that lead to no end, which have no spot.
     """
 
     names: tuple[str, ...]
@@ -49,6 +48,7 @@ class Drawing:
     roots: tuple[Spot, ...]
     ends: tuple[Spot | None, ...]
     order: tuple[int, ...]
+    lost: tuple[int, ...]
     _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
 
     @cached_property
@@ -70,65 +70,125 @@ def kept_for_each(function: Callable[[Drawing], Made]) -> Callable[[Drawing], Ma
     return kept
 
 
-def drawn(way: Way, roots: Sequence[Edge], ends: Sequence[Edge]) -> Drawing:
-    """Return the drawing of a graph.
+class _Whole(NamedTuple):
+    """All that outputs lead to, as flat tuples: the key that a drawing is kept by.
+
+    Attributes:
+        names: Autograd's name of each node, in the order that a search finds them.
+        counts: How many edges each node has.
+        nodes: The number of the node of each edge: those of the outputs, then those of
+            each node.
+        places: Which output of that node's operation it is.
+        arities: How many outputs each node's operation has.
+        shapes: The shape of each of these, or ``None`` if it is not made of integers.
+        dtypes: The dtype of each.
+        devices: The device of each.
+        order: The nodes in the order in which autograd runs them.
+        ends: The spot of each tensor that the Jacobian is with respect to.
+    """
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+    nodes: tuple[int, ...]
+    places: tuple[int, ...]
+    arities: tuple[int, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
+    dtypes: tuple[torch.dtype, ...]
+    devices: tuple[torch.device, ...]
+    order: tuple[int, ...]
+    ends: tuple[Spot, ...]
+
+
+_NODE, _PLACE, _NAME = itemgetter(0), itemgetter(1), methodcaller("name")
+_SHAPE, _DTYPE, _DEVICE = map(attrgetter, ("shape", "dtype", "device"))
+
+
+def drawn(
+    roots: Iterable[Edge | None], ends: Iterable[Edge]
+) -> tuple[Drawing, list[Node]]:
+    """Return the drawing of a graph, and its nodes in the order of their numbers.
 
     Args:
-        way: Its nodes.
-        roots: The edge of each output.
+        roots: The edge of each output; ``None`` for one without a graph.
         ends: The edge of each tensor that the Jacobian is with respect to; some may
             not be on the way.
+
+    Raises:
+        NoSuchWayError: The graph computes with nested tensors.
     """
     # Each call of a user runs this, so the lists are flat, and made in few steps.
-    nodes, led = list(way.led), list(way.led.values())
-    numbers = dict(zip(nodes, range(len(nodes)), strict=True))
-    edges = [edge for some in led for edge in some]
-    places = list(dict.fromkeys([*roots, *edges]))
-    spots = tuple([(numbers[node], number) for node, number in places])
-    spot_of = dict(zip(places, spots, strict=True))
-    metas = list(map(forms_at, nodes))
-    gradients = [metas[node][number] for node, number in spots]
-    try:
-        looks = tuple([(tuple(it.shape), it.dtype, it.device) for it in gradients])
-    except RuntimeError as error:  # a nested tensor's shape is not known
-        raise NoSuchWayError(NESTED) from error
+    edges: list[Any] = [it or (None, 0) for it in roots]
+    numbers: dict[Node | None, int] = {None: NOWHERE}
+    counts: list[int] = []
+    for node, _ in edges:  # the list grows meanwhile
+        if node not in numbers:
+            numbers[node] = len(counts)
+            below = node.next_functions
+            counts.append(len(below))
+            edges += below
+    _, *nodes = cast("list[Node]", list(numbers))
+    forms = list(map(forms_at, nodes))
+    flat = list(chain.from_iterable(forms))
     made = list(map(sequence_number, nodes))
-    return (_kept if len(nodes) <= MOST else _kept.__wrapped__)(
-        tuple([node.name() for node in nodes]),
-        tuple(map(len, led)),
-        tuple([spot_of[edge] for edge in edges]),
-        tuple(map(way.positions.get, nodes)),
-        spots,
-        looks,
-        tuple([spot_of[root] for root in roots]),
-        tuple([spot_of.get(end) for end in ends]),
+    whole = _Whole(
+        tuple(map(_NAME, nodes)),
+        tuple(counts),
+        tuple(map(numbers.__getitem__, map(_NODE, edges))),
+        tuple(map(_PLACE, edges)),
+        tuple(map(len, forms)),
+        _shapes(flat),
+        tuple(map(_DTYPE, flat)),
+        tuple(map(_DEVICE, flat)),
         tuple(sorted(range(len(nodes)), key=made.__getitem__, reverse=True)),
+        tuple([(numbers.get(node, NOWHERE), place) for node, place in ends]),
     )
+    drawing, found = (_kept if len(nodes) <= MOST else _kept.__wrapped__)(whole)
+    return drawing, list(map(nodes.__getitem__, found))
+
+
+def _shapes(forms: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
+    try:
+        return tuple(map(tuple, map(_SHAPE, forms)))
+    except RuntimeError:
+        return tuple(map(_shape, forms))
+
+
+def _shape(form: Any) -> tuple[int, ...] | None:
+    try:
+        return tuple(form.shape)
+    except RuntimeError:  # that of a nested tensor is not known
+        return None
 
 
 @lru_cache(maxsize=KEPT)
-def _kept(
-    names: tuple[str, ...],
-    counts: tuple[int, ...],
-    led: tuple[Spot, ...],
-    positions: tuple[tuple[int, ...] | None, ...],
-    spots: tuple[Spot, ...],
-    looks: tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...],
-    roots: tuple[Spot, ...],
-    ends: tuple[Spot | None, ...],
-    order: tuple[int, ...],
-) -> Drawing:
-    """Make a drawing from flat tuples, which are the key that it is kept by."""
-    remaining = iter(led)
-    return Drawing(
-        names,
-        tuple(tuple(islice(remaining, count)) for count in counts),
-        tuple(
-            range(count) if some is None else some
-            for some, count in zip(positions, counts, strict=True)
-        ),
-        {spot: form(*look) for spot, look in zip(spots, looks, strict=True)},
-        roots,
+def _kept(whole: _Whole) -> tuple[Drawing, tuple[int, ...]]:
+    """Return the drawing of a graph, and the nodes it has, by their numbers in all."""
+    ahead = zip(whole.nodes, whole.places, strict=True)
+    roots = list(islice(ahead, len(whole.nodes) - sum(whole.counts)))
+    edges = [list(islice(ahead, count)) for count in whole.counts]
+    way = between(edges, [node for node, _ in roots], set(whole.ends))
+    numbers = dict(zip(way, range(len(way)), strict=True))
+    led = [[edges[node][i] for i in some] for node, some in way.items()]
+    looks = zip(whole.shapes, whole.dtypes, whole.devices, strict=True)
+    each = [list(islice(looks, arity)) for arity in whole.arities]
+    spots = [it for it in chain(roots, *led) if it[0] in numbers]
+    forms = {(numbers[node], i): form(*each[node][i]) for node, i in spots}
+
+    def spot_of(edge: Spot) -> Spot | None:
+        spot = numbers.get(edge[0], NOWHERE), edge[1]
+        return spot if spot in forms else None
+
+    tops = list(map(spot_of, roots))
+    ends = tuple(map(spot_of, whole.ends))
+    lost = [not (top and (top in ends or led[top[0]])) for top in tops]
+    drawing = Drawing(
+        tuple([whole.names[node] for node in way]),
+        tuple([tuple(filter(None, map(spot_of, some))) for some in led]),
+        tuple(map(tuple, way.values())),
+        forms,
+        tuple(filter(None, tops)),
         ends,
-        order,
+        tuple([numbers[node] for node in whole.order if node in numbers]),
+        tuple(compress(range(len(lost)), lost)),
     )
+    return drawing, tuple(way)

@@ -28,12 +28,16 @@ def form_at(edge: Edge) -> Form:
 
 
 @lru_cache(maxsize=1024)  # most forms repeat
-def form(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Form:
-    """Return the form of a gradient of that shape, dtype and device.
+def form(
+    shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
+) -> Form:
+    """Return the form of a gradient of that shape, if it has one, dtype and device.
 
     Raises:
         NoSuchWayError: The tensor is nested, so its shape is not made of integers.
     """
+    if shape is None:
+        raise NoSuchWayError(NESTED)
     try:
         sizes = tuple(map(int, shape))
     except AttributeError as error:  # a jagged size is no integer

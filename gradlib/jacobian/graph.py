@@ -23,7 +23,6 @@ from gradlib.jacobian.arguments import (
     require_real,
     set_apart,
 )
-from gradlib.jacobian.between import Way, between
 from gradlib.jacobian.drawing import Drawing, drawn
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.retained import retaining_noted
@@ -72,24 +71,27 @@ class Graph:
         """The nodes that made the outputs, of those that have a graph."""
         return [edge_of(root)[0] for root in self.roots if root.requires_grad]
 
+    @cached_property
+    def _drawn(self) -> tuple[Drawing, list[Node]]:
+        tops = [edge_of(it) if it.requires_grad else None for it in self.roots]
+        return drawn(tops, self.ends)
+
     @property
-    def way(self) -> dict[Node, list[Edge]]:
-        """The nodes from outputs to points, in order, with their edges that lead on."""
-        return self._way.led
-
-    @cached_property
-    def _way(self) -> Way:
-        return between(self.starts, set(self.ends))
-
-    @cached_property
-    def nodes(self) -> list[Node]:
-        """The same nodes, in the order that `drawing` numbers them."""
-        return list(self.way)
-
-    @cached_property
     def drawing(self) -> Drawing:
         """The structure of this graph, without its values."""
-        return drawn(self._way, [*map(edge_of, self.roots)], self.ends)
+        return self._drawn[0]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes from outputs to points, in the order of `drawing`."""
+        return self._drawn[1]
+
+    @cached_property
+    def way(self) -> dict[Node, list[Edge]]:
+        """The same nodes, with their edges that lead on."""
+        drawing, nodes = self._drawn
+        led = [[(nodes[node], i) for node, i in some] for some in drawing.led]
+        return dict(zip(nodes, led, strict=True))
 
     @cached_property
     def forms(self) -> dict[Edge, Form]:
@@ -391,23 +393,23 @@ def _require_connection(graph: Graph, arguments: Arguments | None) -> None:
         graph: The graph.
         arguments: The call that it comes from, if there was one.
     """
-    changed = _changed(graph) if arguments is None else ""
-    for place, root in zip(graph.places, graph.roots, strict=True):
-        start = edge_of(root) if root.requires_grad else None
-        if start is None or not (start in graph.ends or graph.way.get(start[0])):
-            raise IndependentOutputError(
-                f"{output_path(graph.outputs, place)}, of shape {list(root.shape)}, "
-                f"does not depend on {listed(graph.names)}: autograd knows no way "
-                "from the one to the other. Either it was not computed from it, or a "
-                ".detach(), torch.no_grad(), NumPy, .item() or an integer cast lies on "
-                "every way, or it is a gradient that was computed without "
-                "create_graph=True. If a zero is what you want, leave that output out."
-                + changed
-            )
-    if arguments is not None and arguments.of_parameters:
+    drawing = graph.drawing
+    if not drawing.lost and None not in drawing.ends:
         return
-    missing = [i for i, end in enumerate(graph.drawing.ends) if end is None]
-    if missing:
+    changed = _changed(graph) if arguments is None else ""
+    if drawing.lost:
+        number = drawing.lost[0]
+        path = output_path(graph.outputs, graph.places[number])
+        raise IndependentOutputError(
+            f"{path}, of shape {list(graph.roots[number].shape)}, does not depend on "
+            f"{listed(graph.names)}: autograd knows no way from the one to the other. "
+            "Either it was not computed from it, or a .detach(), torch.no_grad(), "
+            "NumPy, .item() or an integer cast lies on every way, or it is a gradient "
+            "that was computed without create_graph=True. If a zero is what you want, "
+            f"leave that output out.{changed}"
+        )
+    missing = [i for i, end in enumerate(drawing.ends) if end is None]
+    if arguments is None or not arguments.of_parameters:
         names = listed(graph.names[i] for i in missing)
         fix = "Leave it out, or see whether it is used at all."
         if arguments is not None:

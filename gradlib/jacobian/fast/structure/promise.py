@@ -20,7 +20,7 @@ def promises(graph: Graph, rows: float) -> bool:
         rows: How many backward passes the Jacobian would take otherwise.
     """
     work, parts = _work(graph.drawing)
-    long = rows * work > LOOK * len(graph.way)
+    long = rows * work > LOOK * len(graph.nodes)
     return long and parts > graph.batch and not graph.is_packed
 
 
