@@ -1,8 +1,7 @@
 """Finds the nodes of a graph that decide the mode: most of them torch gets wrong."""
 
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import BackwardCFunction, once_differentiable
@@ -13,8 +12,7 @@ from gradlib.jacobian.graph import Graph
 from gradlib.private.nodes import ends_the_process
 
 
-@dataclass(frozen=True)
-class Nodes:
+class Nodes(NamedTuple):
     """Which nodes of a graph decide how to compute its Jacobian.
 
     Each name is that of one such node, or ``None`` where there is none.
@@ -139,8 +137,8 @@ def _kinds(name: str) -> frozenset[str]:
         "wrong_thrice": name.startswith(_WRONG_THRICE),
         "group_norm": name.startswith("NativeGroupNormBackward"),
         "scripted": _SCRIPTED in name,
-        # Custom ones end in "Backward"; most of torch's have a number after that.
-        "perhaps_python": not name[-1].isdigit(),
+        # Those of torch's own operations have a number after that.
+        "perhaps_python": name.endswith("Backward"),
     }
     return frozenset(kind for kind, is_so in kinds.items() if is_so)
 

@@ -1,7 +1,6 @@
 """Backward passes through a graph, several at once where torch can do that."""
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -47,12 +46,9 @@ def pull(
         return [it for it in vjps if it is not None]
 
     try:
-        with warnings.catch_warnings():
-            # Some operations loop over the vectors; their results are right.
-            warnings.filterwarnings("ignore", "There is a performance drop")
-            # Not is_grads_batched=True: its vmap is an older one without rules for
-            # convolutions and norms, which loop over the vectors there.
-            grads = iter(for_several(one, vectors))
+        # Not is_grads_batched=True: its vmap is an older one without rules for
+        # convolutions and norms, which loop over the vectors there.
+        grads = iter(for_several(one, vectors))
     finally:
         drop_filled()
     return [next(grads) if it else None for it in reached]

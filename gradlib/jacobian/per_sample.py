@@ -457,7 +457,9 @@ def _plan_of_graph(
         plan = replace(plan, max_bytes=call.max_bytes)
     try:
         with grads_kept(graph.others):
-            plan = replace(plan, work=work.count(graph, plan.counts))
+            # A copy of the counts: the user may change them.
+            counts = dict(plan.counts)
+            plan = replace(plan, counts=counts, work=work.count(graph, counts))
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise

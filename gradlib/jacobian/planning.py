@@ -3,6 +3,7 @@
 import math
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
@@ -10,6 +11,7 @@ from gradlib.jacobian import forward, nodes, reverse, split
 from gradlib.jacobian.arguments import is_auto
 from gradlib.jacobian.chunk import CONVOLVED, Passes, chunk_of, convolved_at_once
 from gradlib.jacobian.cut import Cut
+from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import bytes_of_graph, bytes_of_pass, room_on
 from gradlib.jacobian.plan import BATCHED, FORWARD, SPLIT, WAYS, Plan, in_words
@@ -50,7 +52,7 @@ def make(
     check_bytes: int = 0,
     create_graph: bool = False,
 ) -> Plan:
-    """Choose a mode and its chunks.
+    """Choose a mode and its chunks, or recall them for an equal graph.
 
     Args:
         graph: The graph of the forward pass.
@@ -69,6 +71,37 @@ def make(
     """
     _require(mode, chunk_size, max_bytes)
     known = nodes.nodes_of(graph)
+    asked = mode, chunk_size, max_bytes, has_room, check_bytes, create_graph
+    points = tuple([(it.shape, it.dtype, it.device) for it in graph.points])
+    key = asked, known, graph.batch, graph.shared, points, torch.get_num_threads()
+    last = _last_plan(graph.drawing)
+    plan = last.get(key)
+    if plan is None:
+        plan = _made(graph, known, *asked)
+        last.clear()
+        # How much memory is free, if that was asked for, is another number each time.
+        if plan.max_bytes in (max_bytes, SURE):
+            last[key] = plan
+    return plan
+
+
+@kept_for_each
+def _last_plan(_: Drawing) -> dict[Any, Plan]:
+    """Return the memory for the last plan of graphs with a drawing."""
+    return {}
+
+
+def _made(
+    graph: Graph,
+    known: nodes.Nodes,
+    mode: str,
+    chunk_size: int | str,
+    max_bytes: int | None,
+    has_room: bool,
+    check_bytes: int,
+    create_graph: bool,
+) -> Plan:
+    """Choose a mode and its chunks, as `make` does."""
     passes = _passes_through(graph, known, create_graph=create_graph)
     is_choice = mode == "auto"
     settled = is_choice and _are_few(passes) and not any(graph.shared)

@@ -12,7 +12,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, partial, wraps
 from typing import Any, cast
 
@@ -42,7 +42,8 @@ def retaining_noted() -> Generator[list[Tensor]]:
 
 def grads_kept(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Restore the ``.grad`` of those of the tensors that retain it."""
-    return _put_back([(it, it.grad) for it in tensors if it.retains_grad])
+    before = [(it, it.grad) for it in tensors if it.retains_grad]
+    return _put_back(before) if before else nullcontext()
 
 
 def drop_filled() -> None:

@@ -6,7 +6,7 @@
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, cast
@@ -99,10 +99,14 @@ def unhook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
         always_called.pop(last, None)
 
 
-@contextmanager
-def without_hooks(tensors: Iterable[Tensor]) -> Generator[None]:
+def without_hooks(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Take the hooks off tensors for a block, so that they change no gradient in it."""
     every = [cast(Any, tensor)._backward_hooks for tensor in tensors]
+    return _emptied(every) if any(every) else nullcontext()
+
+
+@contextmanager
+def _emptied(every: Iterable[dict[Any, Any] | None]) -> Generator[None]:
     before = [(hooks, dict(hooks)) for hooks in every if hooks]
     for hooks, _ in before:
         hooks.clear()

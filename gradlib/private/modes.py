@@ -6,6 +6,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from types import FrameType
 from typing import Any, cast
 
@@ -156,6 +157,8 @@ def for_several(
 ) -> list[Tensor]:
     """Do what ``torch.func.vmap`` does, at a third of the cost.
 
+    It does not warn of operations that loop over the values: their results are right.
+
     Args:
         function: A function of one value, which draws no random numbers.
         values: Several values, along the first axis.
@@ -163,14 +166,20 @@ def for_several(
     Returns:
         The outputs of `function`, each stacked over the values along a first axis.
     """
-    _functorch_vmap.lazy_load_decompositions()
+    _load_decompositions()
     functorch, count = _C._functorch, len(values)
     level = functorch._vmap_increment_nesting(count, "error")
+    # Not by a filter of warnings: each change of those has others shown again.
+    functorch._set_vmap_fallback_warning_enabled(False)
     try:
         found = function(functorch._add_batch_dim(values, 0, level))
         return [functorch._remove_batch_dim(it, level, count, 0) for it in found]
     finally:
+        functorch._set_vmap_fallback_warning_enabled(True)
         functorch._vmap_decrement_nesting()
+
+
+_load_decompositions = cache(_functorch_vmap.lazy_load_decompositions)
 
 
 def graph_is_captured() -> bool:

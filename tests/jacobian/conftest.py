@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
+from gradlib.jacobian import drawing
 from gradlib.jacobian.faster import find_shorter
 from gradlib.random_state import generators_of_devices
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _no_plans_of_other_tests() -> None:  # pyright: ignore (pytest uses it)
+    """Have each test make its plans itself, as it may change what these depend on."""
+    drawing._kept.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,13 +3,14 @@
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.jacobian import drawing
+from gradlib.jacobian import drawing, planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph, run
@@ -166,3 +167,33 @@ def test_a_drawing_keeps_nothing_alive() -> None:
     gc.collect()
     assert not any(it() for it in gone)
     assert found.names
+
+
+def test_a_plan_is_made_once_for_equal_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    choose = planning.chunk_of
+
+    def noted(*args: Any, **options: Any) -> int:
+        made.append(args)
+        return choose(*args, **options)
+
+    monkeypatch.setattr(planning, "chunk_of", noted)
+    for _ in range(3):
+        gradlib.per_sample_jacobian(plain, cube(), check=False)
+    assert len(made) == 1
+    options: list[dict[str, Any]] = [
+        *({"mode": it} for it in ("reverse", "forward", "loop")),
+        *({"chunk_size": it} for it in (1, 3)),
+        *({"max_bytes": it} for it in (2**20, 2**21)),
+        *({"create_graph": True}, {"out": torch.empty(4, 4, 4, 4, 4).double()}),
+    ]
+    for number, asked in enumerate(options, 2):
+        gradlib.per_sample_jacobian(plain, cube(), check=False, **asked)
+        assert len(made) == number
+
+
+def test_a_plan_that_was_changed_changes_no_other() -> None:
+    plan = gradlib.plan_jacobian(plain, cube())
+    before = dict(plan.counts)
+    plan.counts.clear()
+    assert gradlib.plan_jacobian(plain, cube()).counts == before

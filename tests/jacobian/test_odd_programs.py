@@ -1,6 +1,7 @@
 """Programs that other ways to a Jacobian stumble over."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -455,3 +456,29 @@ def test_a_weight_that_each_call_overwrites_is_as_it_was_for_the_next() -> None:
     halved = nn.Linear(3, 2).double()
     halved.load_state_dict({"weight": before / 2, "bias": model.bias.detach()})
     require_close(ours, alone(lambda x: halved(x).sin(), x))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # may change
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_beside_the_way_are_no_matter(layout: torch.layout) -> None:
+    rows = [torch.ones(it, 3, requires_grad=True) for it in (2, 4)]
+
+    def fn(x: Tensor) -> Tensor:
+        nested: Any = torch.nested.as_nested_tensor(rows, layout=layout)
+        return x.sin() + torch.nested.to_padded_tensor(nested.cos(), 0.0).sum()
+
+    x = torch.randn(3, 4)
+    found = gradlib.per_sample_jacobian(fn, x, check=False)
+    torch.testing.assert_close(found, x.cos().diag_embed())
+
+
+def test_a_warning_that_was_shown_is_not_shown_again() -> None:
+    def fn(x: Tensor) -> Tensor:
+        warnings.warn("said once", stacklevel=1)
+        return x.sin().cumsum(1)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            gradlib.per_sample_jacobian(fn, torch.randn(3, 4), check=False)
+    assert [str(it.message) for it in shown] == ["said once"]

@@ -1,6 +1,5 @@
 """Finds a shorter way to a Jacobian in the graph of a forward pass."""
 
-from contextlib import suppress
 from typing import TypeAlias
 
 from gradlib.jacobian.fast.chains.straight import Straight, find_straight
@@ -33,11 +32,12 @@ def find_in_graph(graph: Graph, plan: Plan) -> InGraph | None:
     enable_grad(False)
     try:
         for find in every:
-            # A node's saved tensors may be overwritten or freed: reading them raises.
-            with suppress(RuntimeError):
+            try:
                 shorter = find(graph, plan)
-                if shorter is not None:
-                    return shorter
+            except RuntimeError:  # reading saved tensors that are overwritten or freed
+                continue
+            if shorter is not None:
+                return shorter
     finally:
         enable_grad(before)
     return None
