@@ -30,8 +30,7 @@ def closeness(graph: Graph) -> float:
     That precision is lower where a dtype on the way is narrow, or a GPU uses TF32.
     """
     dtype, device = narrowest_dtype(graph), graph.points[0].device
-    names = (node.name() for node in graph.way)
-    if dtype == torch.float32 and may_use_tf32(device, names):
+    if dtype == torch.float32 and may_use_tf32(device, graph.drawing.names):
         return COARSE
     return CLOSE.get(dtype, COARSE)
 
@@ -331,7 +330,7 @@ def _seen(
     def seen(grads: Sequence[Tensor | None]) -> None:
         squares.extend(_square(it) for it in grads if it is not None)
 
-    hooks = [cast(Any, node).register_prehook(seen) for node in graph.way]
+    hooks = [cast(Any, node).register_prehook(seen) for node in graph.nodes]
     try:
         grads = vjp(graph.roots, graph.points, vectors)
     finally:

@@ -1,7 +1,6 @@
 """The arguments of ``per_sample_jacobian``, read and validated."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from keyword import iskeyword
 from operator import index
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -74,8 +73,7 @@ def asks_no_more(call: Call) -> bool:
     return call.max_bytes is None and call.out is None and not call.create_graph
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """A tensor that the Jacobian is with respect to.
 
     Attributes:
@@ -96,8 +94,7 @@ class Asked:
         return self.name if self.place is None else self.place
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(NamedTuple):
     """The arguments of a call of ``per_sample_jacobian``, validated.
 
     Attributes:

@@ -151,28 +151,42 @@ def require_truth(seen: Seen, blocks: Mapping[Block, Tensor]) -> None:
 
     def ask(caller: Caller) -> None:
         assert slopes is not None, "it was there"
+        is_first = caller is slopes.caller
+        doubted = slopes if is_first else first_slopes(caller)
+        known = unclear if is_first else None
         # A loop, as a function inside that calls itself would keep the graph alive.
-        doubted = slopes if caller is slopes.caller else first_slopes(caller)
         while doubted is not None:
-            doubted = _still_doubted(seen, doubted, blocks)
+            entries = known or _unclear_entries(doubted, graph, blocks)
+            doubted, known = _still_doubted(seen, doubted, entries, blocks), None
 
     if seen.look is not None:
         _require_rows(seen, seen.look, blocks)
-    if slopes is not None and _unclear_entries(slopes, graph, blocks):
+    if slopes is None:
+        return
+    unclear = _unclear_entries(slopes, graph, blocks)
+    if unclear:
         with slopes.caller.random.kept():
             _in_float64_or_less(slopes.caller, graph, ask)
 
 
 def _still_doubted(
-    seen: Seen, measured: Slopes, blocks: Mapping[Block, Tensor]
+    seen: Seen,
+    measured: Slopes,
+    unclear: dict[int, Tensor],
+    blocks: Mapping[Block, Tensor],
 ) -> Slopes | None:
     """Raise where slopes show that the Jacobian is wrong.
+
+    Args:
+        seen: What was measured of the function.
+        measured: The slopes.
+        unclear: The entries of each output where they are not the Jacobian's.
+        blocks: The Jacobian.
 
     Returns:
         Other slopes to look at in their place; ``None`` where the Jacobian is right.
     """
     graph = seen.graph
-    unclear = _unclear_entries(measured, graph, blocks)
     if not unclear:
         return None
     repeats = 1

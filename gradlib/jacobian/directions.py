@@ -56,8 +56,7 @@ def meant(arguments: Arguments, graph: Graph) -> Meant:
     }
     symmetric = triangular = None
     constant: dict[int | str, set[int]] = {}
-    for node in graph.way:
-        name = node.name()
+    for name, node in zip(graph.drawing.names, graph.nodes, strict=True):
         symmetric = symmetric or FOR_SYMMETRIC.get(name)
         triangular = triangular or FOR_TRIANGULAR.get(name)
         if name == "EmbeddingBackward0":

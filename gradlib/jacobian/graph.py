@@ -102,7 +102,8 @@ class Graph:
     @cached_property
     def is_packed(self) -> bool:
         """Whether a node's saved tensors were packed by saved-tensor hooks."""
-        return any(is_packed(node) for node, edges in self.way.items() if edges)
+        drawing, nodes = self._drawn
+        return any(map(is_packed, itertools.compress(nodes, drawing.led)))
 
     def rows(self, root: int) -> int:
         """Return how many entries an output has for each sample."""

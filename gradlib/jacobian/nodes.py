@@ -172,8 +172,7 @@ def _is_over_samples(node: Any) -> bool:
 
 def differs_from_slopes(graph: Graph) -> str:
     """Return why torch's derivative is not the output's slope, if that is known."""
-    for node in graph.way:
-        name = node.name()
+    for name, node in zip(graph.drawing.names, graph.nodes, strict=True):
         if name.startswith(_ON_AVERAGE):
             return (
                 f"{name} differentiates a random sample of the gamma family. It says "
