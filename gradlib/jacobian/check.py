@@ -387,6 +387,9 @@ def _unclear(
     off = known - slope
     apart = length(off)
     hidden = (noise > HIDING * size) & (size > 0)
+    # No entry is off by more than its sample is.
+    if not (hidden | (apart > min(close, SMALL * eps) * size + noise)).any():
+        return hidden[:, None]
     samples = (apart > close * size + noise) | hidden
     larger = torch.maximum(known.abs(), slope.abs())
     allowed = close * larger + (noise + SMALL * eps * size)[:, None]

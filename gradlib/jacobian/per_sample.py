@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
@@ -42,7 +41,11 @@ from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import Plan
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
 from gradlib.private.hooks import without_hooks
-from gradlib.private.modes import graph_is_captured, values_are_stand_ins
+from gradlib.private.modes import (
+    always_recorded,
+    graph_is_captured,
+    values_are_stand_ins,
+)
 from gradlib.random_state import random_state_kept
 
 
@@ -187,7 +190,7 @@ def per_sample_jacobian(
     return _from_one_graph(call, check, progress)
 
 
-@torch.inference_mode(False)  # which lets autograd record, under no_grad() too
+@always_recorded
 def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
     """Compute the Jacobian from the graph of one forward pass, and check it."""
     mode, out, create_graph = call.mode, call.out, call.create_graph
@@ -253,7 +256,7 @@ def _proven(
     return blocks
 
 
-@torch.inference_mode(False)  # which lets autograd record, under no_grad() too
+@always_recorded
 def per_sample_jacobian_from_graph(
     outputs: Any,
     inputs: Any,
@@ -346,7 +349,7 @@ def per_sample_jacobian_from_graph(
     return nested(graph, inner, blocks) if out is None else out
 
 
-@torch.inference_mode(False)  # which lets autograd record, under no_grad() too
+@always_recorded
 def plan_jacobian(
     fn: Callable[..., Any],
     *inputs: Any,

@@ -6,9 +6,9 @@
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, wraps
 from types import FrameType
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gradlib.private.hooks import any_global_hook
 from gradlib.private.modules import calls_are_torchs
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _C = cast(Any, torch._C)
 
@@ -104,6 +107,20 @@ def _put_in_force(modes: Sequence[Any]) -> None:
 
 # A context in which no torch dispatch mode sees anything.
 no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
+
+
+def always_recorded(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let autograd record in `function`, under no_grad() and inference_mode() too.
+
+    This does what ``torch.inference_mode(False)`` does, at a fraction of the cost.
+    """
+
+    @wraps(function)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with _C._InferenceMode(False):
+            return function(*args, **kwargs)
+
+    return called
 
 
 def values_are_stand_ins() -> bool:

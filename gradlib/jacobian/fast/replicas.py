@@ -23,7 +23,7 @@ from gradlib.jacobian.graph import of_tensors
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.memory import room_on
 from gradlib.jacobian.plan import BATCHED, Plan
-from gradlib.private.modes import graph_is_captured
+from gradlib.private.modes import always_recorded, graph_is_captured
 
 SMALL = 2**16
 """How many entries the widest layer has at most, all replicas together; with several
@@ -69,7 +69,7 @@ class Replicas(NamedTuple):
         """No tensors: infinity that leaves this result finite leaves rows so too."""
         return ()
 
-    @torch.inference_mode(False)  # which lets autograd record, under no_grad() too
+    @always_recorded
     def jacobian(self) -> Tensor:
         """Return the Jacobian, ``(batch, *out, tokens, features)``."""
         result = None if self.replays is None else self._replayed(self.replays)
