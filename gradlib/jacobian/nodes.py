@@ -242,14 +242,11 @@ def _is_norm_of_a_backward_pass(node: Any) -> bool:
 
 def narrowest_dtype(graph: Graph) -> torch.dtype:
     """Return the narrowest floating dtype of the gradients in a backward pass."""
-    between = _narrowest_between(graph.drawing)
-    return min(between, *(it.dtype for it in graph.points), key=_ITEMSIZE)
+    return _narrowest(graph.drawing)
 
 
 @kept_for_each
-def _narrowest_between(drawing: Drawing) -> torch.dtype:
+def _narrowest(drawing: Drawing) -> torch.dtype:
     found = {it.dtype for it in drawing.kinds}
-    return min((it for it in found if it.is_floating_point), key=_ITEMSIZE)
-
-
-_ITEMSIZE = attrgetter("itemsize")
+    dtypes = (it for it in found if it.is_floating_point)
+    return min(dtypes, key=attrgetter("itemsize"))
