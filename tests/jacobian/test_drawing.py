@@ -169,6 +169,7 @@ def test_a_drawing_keeps_nothing_alive() -> None:
     assert found.names
 
 
+@pytest.mark.cpu  # how much is free on a GPU is asked each time
 def test_a_plan_is_made_once_for_equal_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     choose = planning.chunk_of
