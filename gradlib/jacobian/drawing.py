@@ -84,7 +84,8 @@ class _Whole(NamedTuple):
         dtypes: The dtype of each.
         devices: The device of each.
         order: The nodes in the order in which autograd runs them.
-        ends: The spot of each tensor that the Jacobian is with respect to.
+        ends: The spot of each tensor that the Jacobian is with respect to; ``None``
+            where the outputs do not lead to its node.
     """
 
     names: tuple[str, ...]
@@ -96,7 +97,7 @@ class _Whole(NamedTuple):
     dtypes: tuple[torch.dtype, ...]
     devices: tuple[torch.device, ...]
     order: tuple[int, ...]
-    ends: tuple[Spot, ...]
+    ends: tuple[Spot | None, ...]
 
 
 _NODE, _PLACE, _NAME = itemgetter(0), itemgetter(1), methodcaller("name")
@@ -140,7 +141,7 @@ def drawn(
         tuple(map(_DTYPE, flat)),
         tuple(map(_DEVICE, flat)),
         tuple(sorted(range(len(nodes)), key=made.__getitem__, reverse=True)),
-        tuple([(numbers.get(node, NOWHERE), place) for node, place in ends]),
+        tuple([(numbers[it[0]], it[1]) if it[0] in numbers else None for it in ends]),
     )
     drawing, found = (_kept if len(nodes) <= MOST else _kept.__wrapped__)(whole)
     return drawing, list(map(nodes.__getitem__, found))
@@ -166,7 +167,7 @@ def _kept(whole: _Whole) -> tuple[Drawing, tuple[int, ...]]:
     ahead = zip(whole.nodes, whole.places, strict=True)
     roots = list(islice(ahead, len(whole.nodes) - sum(whole.counts)))
     edges = [list(islice(ahead, count)) for count in whole.counts]
-    way = between(edges, [node for node, _ in roots], set(whole.ends))
+    way = between(edges, [it for it, _ in roots], {*filter(None, whole.ends)})
     numbers = dict(zip(way, range(len(way)), strict=True))
     led = [[edges[node][i] for i in some] for node, some in way.items()]
     looks = zip(whole.shapes, whole.dtypes, whole.devices, strict=True)
@@ -179,7 +180,7 @@ def _kept(whole: _Whole) -> tuple[Drawing, tuple[int, ...]]:
         return spot if spot in forms else None
 
     tops = list(map(spot_of, roots))
-    ends = tuple(map(spot_of, whole.ends))
+    ends = tuple([it and spot_of(it) for it in whole.ends])
     lost = [not (top and (top in ends or led[top[0]])) for top in tops]
     drawing = Drawing(
         tuple([whole.names[node] for node in way]),

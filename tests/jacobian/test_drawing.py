@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.edges import edge_of
 from gradlib.jacobian import drawing, planning
 from gradlib.jacobian.arguments import read
-from gradlib.jacobian.drawing import Drawing, kept_for_each
+from gradlib.jacobian.drawing import Drawing, drawn, kept_for_each
 from gradlib.jacobian.graph import Graph, run
 from gradlib.jacobian.memory import bytes_of_pass
 
@@ -84,6 +85,20 @@ def test_which_of_its_inputs_an_operation_leads_on_to() -> None:
         found = drawing_of(fn, x)
         number = found.names.index("MmBackward0")
         assert tuple(found.positions[number]) == (index,)
+
+
+def test_what_leads_nowhere_does_not_lead_to_an_input_that_is_not_met() -> None:
+    x, other, unmet = (cube().requires_grad_() for _ in range(3))
+    y = x.sin() + other * 2  # the edge of a number leads nowhere
+    found, _ = drawn([edge_of(y)], [edge_of(x), edge_of(unmet)])
+    assert found.names == ("AddBackward0", "SinBackward0", ACCUMULATES)
+    assert found.ends == ((2, 0), None)
+    alone, _ = drawn([edge_of(y)], [edge_of(unmet)])
+    assert alone.names == ()
+    assert alone.lost == (0,)
+
+
+ACCUMULATES = "torch::autograd::AccumulateGrad"
 
 
 def test_what_follows_is_worked_out_once() -> None:
