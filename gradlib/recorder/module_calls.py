@@ -374,9 +374,11 @@ class ModuleCalls:
         else:
             return  # its beginning was not seen
         raised = sys.exception()
-        if raised is not None and raised is not frame.handled:
-            frame.call.no_pass_because = notes.RAISED.format(type(raised).__name__)
-        elif not frame.has_no_values:
+        has_raised = raised is not None and raised is not frame.handled
+        if has_raised:  # with an output it was a hook, as one that ends a model early
+            said = notes.RAISED if output is None else notes.HOOK_RAISED
+            frame.call.no_pass_because = said.format(type(raised).__name__)
+        if not (frame.has_no_values or (has_raised and output is None)):
             if frame.lazy:  # its parameters are there now
                 self.parameters.take_anew(frame, parameters_at_call(module))
                 if self._block.history is not None:

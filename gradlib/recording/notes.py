@@ -20,6 +20,7 @@ CAPTURED = (
 DISABLED = "gradients were disabled when it was called"
 NO_GRAD_OUT = "it returned no tensor that requires grad"
 RAISED = "its forward raised {}"
+HOOK_RAISED = "a hook raised {} when its forward had returned"
 BROKEN_OFF = "its forward was broken off"
 HOOK_TAKEN = (
     "the recorder's hook was taken off its module before it returned, as where a "
@@ -77,7 +78,7 @@ UNFINISHED = "backward pass {} raised, or has not ended yet"
 def note(call: CallTrace) -> str:
     """Return why something of `call` is missing, or ``""``."""
     passes = call.passes()
-    remarks = [*_why_no_pass(call, passes), *_why_never(call), *closed(call)]
+    remarks = [*_why_no_pass(call, passes), *_why_never(call, passes), *closed(call)]
     if call.block.batched and call.flows:
         remarks.append(BATCHED)
     if call.block.captured and call.flows:
@@ -106,9 +107,9 @@ def _why_no_pass(call: CallTrace, passes: list[int]) -> list[str]:
     return [NOT_REACHED, *unfinished]
 
 
-def _why_never(call: CallTrace) -> list[str]:
+def _why_never(call: CallTrace, passes: list[int]) -> list[str]:
     """Say which gradients no pass can give, or none for this call alone."""
-    if call.no_pass_because:
+    if call.no_pass_because and not passes:
         return []
     idle = [
         *(_key_name(call, it) for it in call.idle),

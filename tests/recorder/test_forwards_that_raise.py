@@ -76,6 +76,31 @@ def test_a_pre_hook_that_raises() -> None:
     assert_close(recording[""].grad_input, (torch.full((1, 2), 2.0),))
 
 
+def test_a_hook_that_ends_the_forward_early() -> None:
+    class Enough(Exception):  # noqa: N818 # no error
+        pass
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    taken: list[Tensor] = []
+
+    def stop(_module: nn.Module, _args: object, output: Tensor) -> None:
+        taken.append(output)
+        raise Enough
+
+    model[1].register_forward_hook(stop)
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        with contextlib.suppress(Enough):
+            model(x)
+        taken[0].sum().backward()
+    call = recording["1"]
+    assert call.note == ""
+    assert_close(call.output, taken[0].detach())
+    assert_close(call.grad_output, (torch.ones(2, 3),))
+    assert_close(recording["0"].grad_input, (x.grad,))
+    assert recording[""].note == "its forward raised Enough"
+
+
 def test_a_keyboard_interrupt_that_is_caught() -> None:
     class Slow(nn.Module):
         interrupt = True

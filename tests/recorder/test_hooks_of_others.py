@@ -244,7 +244,8 @@ def test_forward_hooks_that_raise(kind: str) -> None:
             model(x)
         handle.remove()
         run(model, x)
-    assert recording["second", 0].note == "its forward raised ValueError"
+    who = "its forward" if kind == "pre" else "a hook"
+    assert recording["second", 0].note.startswith(f"{who} raised ValueError")
     assert recording["", 0].note == "its forward raised ValueError"
     assert recording["", 1].index == 1
     assert_close(recording["", 1].grad_input, (x.grad,))

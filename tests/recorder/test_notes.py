@@ -58,6 +58,15 @@ class Fails(nn.Module):
         raise ValueError(x.shape)
 
 
+def stopped_by_a_hook() -> nn.Module:
+    def stop(*_: object) -> None:
+        raise ValueError
+
+    model = nn.Linear(2, 1)
+    model.register_forward_hook(stop)
+    return model
+
+
 class Interrupted(nn.Module):
     """Is interrupted in its first call, so that no hook runs at its end."""
 
@@ -279,6 +288,7 @@ CASES: list[tuple[str, nn.Module, Run]] = [
     (notes.DISABLED, nn.Linear(2, 1), without_grad),
     (notes.NO_GRAD_OUT, nn.ReLU(), forward_only),
     (notes.RAISED, Fails(), failing),
+    (notes.HOOK_RAISED, stopped_by_a_hook(), failing),
     (notes.BROKEN_OFF, Interrupted(), interrupted),
     (notes.BROKEN_OFF, Interrupted(), interrupted_at_last),
     (notes.HOOK_TAKEN, ClearsHooks(), forward_only),
