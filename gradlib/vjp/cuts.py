@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from torch import Tensor, nn
 
 from gradlib.plain_tensors import is_inexact
+from gradlib.private.modules import own_buffers, own_children, own_parameters
 from gradlib.tree import tensors_in
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.connection import LEADS_NOWHERE
@@ -202,7 +203,13 @@ def _requires_grad(step: _Step, steps: _Steps, frame: FrameType) -> bool:
 def _value_of(name: str, frame: FrameType) -> object:
     variable, _, attribute = name.partition(".")
     value = value_of(ast.Name(variable), frame)
-    return getattr(value, "__dict__", {}).get(attribute) if attribute else value
+    if not attribute:
+        return value
+    own: dict[str, Any] = getattr(value, "__dict__", {})
+    places = [own]
+    if isinstance(value, nn.Module):
+        places += [own_parameters(value), own_buffers(value), own_children(value)]
+    return next((it[attribute] for it in places if attribute in it), None)
 
 
 def _holds_grad(value: object) -> bool:

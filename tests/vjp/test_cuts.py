@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -190,6 +191,17 @@ def test_frozen_weights_are_named() -> None:
     assert "does not require grad: no parameter of `model` does." in note_of(
         frozen_weights
     )
+
+
+def frozen_part() -> None:
+    model: Any = nn.ModuleDict({"teacher": net(), "student": net()})
+    model.teacher.requires_grad_(False)
+    loss = model.teacher(torch.ones(3)).mean()
+    loss.backward()
+
+
+def test_a_frozen_part_of_a_model_is_named() -> None:
+    assert "no parameter of `model.teacher` does." in note_of(frozen_part)
 
 
 def of_a_linear_function() -> None:
