@@ -74,26 +74,7 @@ def _of_no_call(error: BaseException) -> Diagnosis | None:
 def _freed(_: BaseException, arguments: Arguments) -> Diagnosis:
     outputs = arguments.outputs
     place = called(outputs, 0, arguments.frames) if outputs.values else outputs.name
-    earlier = earlier_pass(arguments)
-    passed = call(arguments, retain_graph=True)
-    lines = ["y = f(x)", f"{passed}  # the earlier pass"]
-    others: dict[str, str] = {}
-    if earlier is not None:
-        is_same = earlier.output in _names_of_outputs(arguments)
-        lines = [
-            "y = f(x)" if is_same else f"{ORIGINAL}, y = f(x)",
-            f"{CALL}  # the earlier pass",
-        ]
-        others = {ORIGINAL: earlier.output, CALL: earlier.code}
-    elif names := carried(arguments):
-        others = {f"{ORIGINAL}{i}": name for i, name in enumerate(names)}
-        detached = [names[it].format(letter) for letter, it in others.items()]
-        lines = [
-            f"{letter} = {code}  # from an earlier step"
-            for letter, code in zip(others, detached, strict=True)
-        ]
-        named = (letter for letter, it in others.items() if it.isidentifier())
-        lines.append(f"y = f({', '.join(['x', *named])})")
+    lines, others = _lines_before(arguments)
     return Diagnosis(
         "GL111",
         f"An earlier pass freed the graph of {place}, or a part of it.",
@@ -104,6 +85,28 @@ def _freed(_: BaseException, arguments: Arguments) -> Diagnosis:
         fix=recomputed(arguments, *lines, retain_graph=None),
         others=others,
     )
+
+
+def _lines_before(arguments: Arguments) -> tuple[list[str], dict[str, str]]:
+    """Return the code that leaves a graph for a call, and what letters in it stand for.
+
+    The earlier pass retains the graph; or what an earlier step left is detached.
+    """
+    if (earlier := earlier_pass(arguments)) is not None:
+        is_same = earlier.output in _names_of_outputs(arguments)
+        start = "y = f(x)" if is_same else f"{ORIGINAL}, y = f(x)"
+        others = {ORIGINAL: earlier.output, CALL: earlier.code}
+        return [start, f"{CALL}  # the earlier pass"], others
+    if names := carried(arguments):
+        others = {f"{ORIGINAL}{i}": name for i, name in enumerate(names)}
+        lines = [
+            f"{letter} = {names[it].format(letter)}  # from an earlier step"
+            for letter, it in others.items()
+        ]
+        named = (letter for letter, it in others.items() if it.isidentifier())
+        return [*lines, f"y = f({', '.join(['x', *named])})"], others
+    passed = call(arguments, retain_graph=True)
+    return ["y = f(x)", f"{passed}  # the earlier pass"], {}
 
 
 def _names_of_outputs(arguments: Arguments) -> tuple[str, ...]:
