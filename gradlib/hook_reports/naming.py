@@ -1,7 +1,7 @@
 """Naming a gradient by its value: which known gradient it is, and in which form."""
 
-from collections.abc import Collection, Mapping
-from itertools import permutations
+from collections.abc import Collection, Iterator, Mapping
+from itertools import permutations, product
 from math import inf
 from typing import TypeAlias
 
@@ -17,8 +17,9 @@ MOST_AT_FIRST = 4096
 
 TINY = torch.finfo(torch.float64).tiny
 
-Margins: TypeAlias = tuple[float, float]
-"""The ``rtol`` and ``atol`` up to which two tensors are close."""
+Forms: TypeAlias = Iterator[tuple[str, Tensor, Tensor]]
+"""Forms of one kind in which a gradient may be a known one: the words for each, and the
+two tensors that are close if it is."""
 
 
 def name_by_value(
@@ -45,66 +46,60 @@ def name_by_value(
         form, equality to the last bit goes before equality up to rounding, and that
         before a difference no larger than between two computations.
     """
-    for form in FORMS:
-        for level in range(3):
-            for known in groups:
-                forms = {
-                    name: form(
-                        grad,
-                        value,
-                        _tolerances(grad, value, noise.get(name, 0.0))[level],
-                    )
-                    for name, value in known.items()
-                    if form is not _not_yet_summed or name not in whole
-                }
-                found = [
-                    f"{name}{said}" for name, said in forms.items() if said is not None
-                ]
-                if found:
-                    return "gradient of " + " and of ".join(found)
+    for form, level in product(FORMS, range(3)):
+        for known in groups:
+            found = [
+                f"{name}{said}"
+                for name, value in known.items()
+                if form is not _not_yet_summed or name not in whole
+                for said in _fitting(form(grad, value), level, noise.get(name, 0.0))
+            ]
+            if found:
+                return "gradient of " + " and of ".join(found)
     return None
 
 
-def _as_it_is(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
-    return "" if _same(tolerance, grad, known) else None
+def _fitting(forms: Forms, level: int, noise: float) -> Iterator[str]:
+    """Yield the words of the first form in which two tensors are close, if any."""
+    for said, a, b in forms:
+        if _are_close(_tolerances(a, b, noise)[level], a, b):
+            yield said
+            return
 
 
-def _permuted(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
+def _as_it_is(grad: Tensor, known: Tensor) -> Forms:
+    if grad.shape == known.shape:
+        yield "", grad, known
+
+
+def _permuted(grad: Tensor, known: Tensor) -> Forms:
     if not 2 <= grad.ndim == known.ndim <= MOST_DIMENSIONS:
-        return None
-    if sorted(grad.shape) != sorted(known.shape):
-        return None
-    margins = _margins(tolerance, grad, known)  # the same for every order
+        return
     for order in permutations(range(known.ndim)):
         turned = known.permute(order)
-        if turned.shape == grad.shape and _are_close(margins, grad, turned):
-            return ", transposed" if known.ndim == 2 else f", permuted by {order}"
-    return None
+        said = ", transposed" if known.ndim == 2 else f", permuted by {order}"
+        if turned.shape == grad.shape:
+            yield said, grad, turned
 
 
-def _reshaped(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
-    if grad.numel() != known.numel():
-        return None
-    return ", reshaped" if _same(tolerance, grad, known.reshape(grad.shape)) else None
+def _reshaped(grad: Tensor, known: Tensor) -> Forms:
+    if grad.numel() == known.numel():
+        yield ", reshaped", grad, known.reshape(grad.shape)
 
 
-def _expanded(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
-    if not _expands(known, grad):
-        return None
-    return ", expanded" if _same(tolerance, grad, known.expand(grad.shape)) else None
+def _expanded(grad: Tensor, known: Tensor) -> Forms:
+    if _expands(known, grad):
+        yield ", expanded", grad, known.expand(grad.shape)
 
 
-def _summed(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
-    if not _expands(grad, known):
-        return None
-    return ", summed" if _same(tolerance, grad, known.sum_to_size(grad.shape)) else None
+def _summed(grad: Tensor, known: Tensor) -> Forms:
+    if _expands(grad, known):
+        yield ", summed", grad, known.sum_to_size(grad.shape)
 
 
-def _not_yet_summed(grad: Tensor, known: Tensor, tolerance: float) -> str | None:
-    if not _expands(known, grad):
-        return None
-    is_same = _same(tolerance, grad.sum_to_size(known.shape), known)
-    return ", before it is summed" if is_same else None
+def _not_yet_summed(grad: Tensor, known: Tensor) -> Forms:
+    if _expands(known, grad):
+        yield ", before it is summed", grad.sum_to_size(known.shape), known
 
 
 FORMS = (_as_it_is, _permuted, _reshaped, _expanded, _summed, _not_yet_summed)
@@ -126,21 +121,15 @@ def _tolerances(a: Tensor, b: Tensor, noise: float) -> tuple[float, float, float
     return 0.0, rounding, max(rounding, 8 * noise)
 
 
-def _same(tolerance: float, a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors are close, relative to their largest entry."""
-    return a.shape == b.shape and _are_close(_margins(tolerance, a, b), a, b)
+def _are_close(tolerance: float, a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors of one shape are close, relative to the largest entry.
 
-
-def _margins(tolerance: float, a: Tensor, b: Tensor) -> Margins:
+    A few entries are compared first.
+    """
     eps = _eps(a, b)
     # Each entry of a dtype narrower than float32 is then rounded once.
-    once = eps if tolerance and eps > torch.finfo(torch.float32).eps else 0.0
-    return once, tolerance * max(_largest(a), _largest(b)) if tolerance else 0.0
-
-
-def _are_close(margins: Margins, a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors of one shape are close; compare a few entries first."""
-    rtol, atol = margins
+    rtol = eps if tolerance and eps > torch.finfo(torch.float32).eps else 0.0
+    atol = tolerance * max(_largest(a), _largest(b)) if tolerance else 0.0
     few = _few_of(a)
     pairs = [(a, b)] if few is a else [(few, _few_of(b)), (a, b)]
     return all(
