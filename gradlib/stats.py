@@ -14,8 +14,6 @@ from gradlib.render import Table
 from gradlib.subclasses import UnknownToClassError, if_known
 from gradlib.wording import in_brief
 
-linalg = cast(Any, torch.linalg)
-
 Number: TypeAlias = Tensor | float | complex
 """A number, or a tensor of no dimension that holds it, on any device."""
 
@@ -245,7 +243,7 @@ def _norm(values: Tensor | TensorStats) -> float:
 def _sum_of_squares_root(values: Tensor) -> Tensor:
     # In float32 the square of a vanished gradient would be zero.
     precise = torch.complex128 if values.is_complex() else torch.float64
-    return linalg.vector_norm(values, dtype=precise)
+    return cast(Any, torch.linalg).vector_norm(values, dtype=precise)
 
 
 def count_nonfinite(values: Tensor) -> Tensor:
