@@ -14,7 +14,6 @@ from gradlib.hook_reports.graph import read
 from gradlib.hook_reports.hooks import ACCUMULATED, ON_LAST_NODE, SEVERAL, TENSOR, Got
 from gradlib.hook_reports.known import TOTAL, KnownGradients, gradients_of_idle
 from gradlib.hook_reports.last_node import last_node
-from gradlib.hook_reports.naming import name_by_value
 from gradlib.hook_reports.tensor_names import (
     Names,
     each_inner_output,
@@ -230,10 +229,7 @@ class HookedCall:
         edges = filter(None, (way.edge, way.laid_out))
         return {name for edge in edges for name in self.names_at[edge]}
 
-    def name_of_idle(self, grad: Tensor) -> str | None:
-        """Name a gradient by its value, if its tensor does not require grad."""
-        return name_by_value(grad, {}, self._idle)
-
     @cached_property
-    def _idle(self) -> dict[str, Tensor]:
+    def idle(self) -> dict[str, Tensor]:
+        """The gradients that tensors without requires_grad would have, by name."""
         return gradients_of_idle(self.trial(), self.names)

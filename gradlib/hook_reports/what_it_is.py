@@ -6,6 +6,7 @@ from gradlib.edges import Edge, edge_of
 from gradlib.hook_reports.graph import name_of
 from gradlib.hook_reports.hooked_call import HookedCall
 from gradlib.hook_reports.hooks import FULL, ON_LAST_NODE, Got
+from gradlib.hook_reports.naming import name_by_value
 from gradlib.hook_reports.tensor_names import COMPUTED, OUTSIDE
 from gradlib.hook_reports.trial import requires_grad
 from gradlib.tree import tensors_in
@@ -83,7 +84,7 @@ def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
     """Say what the gradient of an input of the last node is, if no name fits."""
     edge, end, source, of = call.last_node.ways[got.number]
     if edge is None:
-        if name := call.name_of_idle(grad):
+        if name := name_by_value(grad, {}, call.idle):
             return f"{name}, which does not require grad"
         return "gradient for a tensor that does not require grad"
     if end in (OUTSIDE, COMPUTED):
