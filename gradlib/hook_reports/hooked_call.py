@@ -214,11 +214,11 @@ class HookedCall:
         places = [j for j, it in enumerate(self._plain_args) if it is value]
         return i if i in places else next(iter(places), None)
 
-    def names_of(self, kind: str, got: Got) -> Collection[str]:
+    def names_of(self, got: Got) -> Collection[str]:
         """Return the names of the tensor that an entry belongs to, by its place."""
         if got.tensor:
             return {got.tensor, TOTAL.format(got.tensor)}
-        if kind not in ON_LAST_NODE:
+        if got.kind not in ON_LAST_NODE:
             name, _ = self.position(got.field, got.number)
             return {name, TOTAL.format(name)}
         last = self.last_node

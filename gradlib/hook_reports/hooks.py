@@ -42,6 +42,7 @@ class Got(NamedTuple):
     """One entry that a hook got.
 
     Attributes:
+        kind: The kind of the hook, one of `KINDS`.
         field: The tuple that it is in, ``"grad_input"`` or ``"grad_output"``; for a
             hook on tensors ``"grad"``.
         number: Its index in the tuple, or that of the hooked tensor.
@@ -49,6 +50,7 @@ class Got(NamedTuple):
         tensor: The name of the hooked tensor, for a hook on tensors.
     """
 
+    kind: str
     field: str
     number: int
     grad: Tensor | None
@@ -61,13 +63,13 @@ Write: TypeAlias = Callable[[list[Got]], None]
 """Takes what a hook got; if the hook is called again, what it got last counts."""
 
 
-def place(kind: str, got: Got) -> str:
+def place(got: Got) -> str:
     """Return the place of an entry that a hook got, in words."""
-    if kind == TENSOR:
+    if got.kind == TENSOR:
         return f"grad of {got.tensor}"
-    if kind == ACCUMULATED:
+    if got.kind == ACCUMULATED:
         return f"{got.tensor}.grad"
-    return f"{'grads' if kind == SEVERAL else got.field}[{got.number}]"
+    return f"{'grads' if got.kind == SEVERAL else got.field}[{got.number}]"
 
 
 @contextmanager
@@ -90,7 +92,7 @@ def hook_set(
     """
     if kind in ON_MODULE:
         module = trial.module
-        handle = getattr(module, kind)(partial(_take_of_module, write))
+        handle = getattr(module, kind)(partial(_take_of_module, kind, write))
         # A module may call itself. Once its forward pre-hooks run, torch has taken up
         # the hook of the outermost call. A __call__ of its own may make other calls
         # before that one.
@@ -110,15 +112,17 @@ def hook_set(
                 handle.remove()
 
 
-def _take_of_module(write: Write, _module: object, *tuples: GradTuple) -> None:
-    _take_tuples(write, *tuples)
+def _take_of_module(
+    kind: str, write: Write, _module: object, *tuples: GradTuple
+) -> None:
+    _take_tuples(kind, write, *tuples)
 
 
-def _take_tuples(write: Write, *tuples: GradTuple) -> None:
+def _take_tuples(kind: str, write: Write, *tuples: GradTuple) -> None:
     fields = zip(FIELDS[-len(tuples) :], tuples, strict=True)
     write(
         [
-            Got(field, number, None if grad is None else kept(grad))
+            Got(kind, field, number, None if grad is None else kept(grad))
             for field, grads in fields
             for number, grad in enumerate(grads)
         ]
@@ -130,7 +134,7 @@ def _on_node(kind: str, output: Tree, write: Write) -> None:
     node = first_node(output)
     if node is not None:
         method = kind.removeprefix("Node.")
-        getattr(node, method)(partial(_take_tuples, write))
+        getattr(node, method)(partial(_take_tuples, kind, write))
 
 
 def _on_tensors(
@@ -143,7 +147,7 @@ def _on_tensors(
         for name, grad in grads.items():
             received[name] = None if grad is None else kept(grad)
         entries = enumerate(received.items())
-        write([Got("grad", i, grad, name) for i, (name, grad) in entries])
+        write([Got(kind, "grad", i, grad, name) for i, (name, grad) in entries])
 
     def take_all(grads: GradTuple) -> None:
         take(dict(zip(received, grads, strict=True)))

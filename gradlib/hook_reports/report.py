@@ -266,9 +266,7 @@ def _tried(call: HookedCall, kind: str) -> HookKind:
     except Exception as raised:
         said = _GUESSES_AND_KERNELS.sub("", str(raised))
         error = f"{type(raised).__name__}: {said}".removesuffix(": ")
-    entries = tuple(
-        HookEntry(place(kind, it), it.grad, what_it_is(call, kind, it)) for it in got
-    )
+    entries = tuple(HookEntry(place(it), it.grad, what_it_is(call, it)) for it in got)
     if got:
         why = why_so_many(call, kind, Counter(it.field for it in got))
     elif error:

@@ -14,37 +14,35 @@ from gradlib.tree import tensors_in
 NOT_KNOWN = "not known: it is another gradient at each run"
 
 
-def what_it_is(call: HookedCall, kind: str, got: Got) -> str:
+def what_it_is(call: HookedCall, got: Got) -> str:
     """Name an entry by its place and its value, or say why it has no name."""
     grad = got.grad
     if grad is None:
         if got.tensor and call.known.arrives(got.tensor):
             return "None: torch called the hook without it"
-        return f"None: {_why_nothing(call, kind, got)}"
+        return f"None: {_why_nothing(call, got)}"
     if grad.is_nested:
         return "gradient of an inner tensor, which is nested"
     if grad.numel() and not grad.any():
         dtype = "" if grad.is_floating_point() else f"{grad.dtype} "
-        return f"{dtype}zeros: {_why_zeros(call, kind, got)}"
-    if name := call.known.name(
-        grad, outputs_first=False, among=call.names_of(kind, got)
-    ):
+        return f"{dtype}zeros: {_why_zeros(call, got)}"
+    if name := call.known.name(grad, outputs_first=False, among=call.names_of(got)):
         return name
-    if _is_of_last_node(kind, got):
+    if _is_of_last_node(got):
         return _what_of_last_node(call, got, grad)
     if got.tensor and not call.known.repeats:
         return NOT_KNOWN
-    if _is_of_pre_hook(call, kind, got):
+    if _is_of_pre_hook(call, got):
         return _also_known_as(call, grad, "gradient of an inner tensor")
     of_output = got.field == "grad_output"
     if not got.tensor and (name := _name(call, grad, outputs_first=of_output)):
         return name
-    return _what_else(call, kind, got)
+    return _what_else(call, got)
 
 
-def _what_else(call: HookedCall, kind: str, got: Got) -> str:
+def _what_else(call: HookedCall, got: Got) -> str:
     """Say how an entry is more or less than the gradient of a tensor with a name."""
-    name = min(call.names_of(kind, got), default="")
+    name = min(call.names_of(got), default="")
     edge = call.hooked_at.get(name)
     if edge is None:
         return "gradient of an inner tensor"
@@ -58,18 +56,22 @@ def _what_else(call: HookedCall, kind: str, got: Got) -> str:
     return f"gradient of {name}, changed by a hook that the forward sets"
 
 
-def _is_of_pre_hook(call: HookedCall, kind: str, got: Got) -> bool:
+def _is_of_pre_hook(call: HookedCall, got: Got) -> bool:
     """Tell whether an entry is for an argument that a forward pre-hook computed."""
-    if kind != FULL or got.field != "grad_input" or got.number >= len(call.arguments):
+    if (
+        got.kind != FULL
+        or got.field != "grad_input"
+        or got.number >= len(call.arguments)
+    ):
         return False
     value = call.given[got.number]
     has_name = requires_grad(value) and call.names_at.get(edge_of(value))
     return call.argument_at(got.number) is None and not has_name
 
 
-def _is_of_last_node(kind: str, got: Got) -> bool:
+def _is_of_last_node(got: Got) -> bool:
     """Tell whether an entry is the gradient of an input of the last node."""
-    return kind in ON_LAST_NODE and got.field == "grad_input"
+    return got.kind in ON_LAST_NODE and got.field == "grad_input"
 
 
 def _name(call: HookedCall, grad: Tensor, *, outputs_first: bool) -> str | None:
@@ -130,30 +132,30 @@ def _a_part_of(name: str) -> str:
     return f"a part of the gradient of {name}, which has other uses, too"
 
 
-def _why_zeros(call: HookedCall, kind: str, got: Got) -> str:
+def _why_zeros(call: HookedCall, got: Got) -> str:
     """Say which gradient is zero, by its place, or why there is none."""
-    field, i, _, name = got
+    _, field, i, _, name = got
     last = call.last_node
-    if _is_of_last_node(kind, got) and (edge := last.ways[i].edge) is not None:
+    if _is_of_last_node(got) and (edge := last.ways[i].edge) is not None:
         end = last.ways[i].end
         if end and call.uses[edge] > 1:
             return _a_part_of(end)
         return f"gradient of {end or f'input {i} of {last.name}'}"
-    if kind == FULL and field == "grad_input" and i < len(call.arguments):
+    if got.kind == FULL and field == "grad_input" and i < len(call.arguments):
         name, value = call.position(field, i)
-        is_made = _is_of_pre_hook(call, kind, got) and requires_grad(value)
+        is_made = _is_of_pre_hook(call, got) and requires_grad(value)
         if is_made and call.uses[edge_of(value)]:
             return "gradient of an inner tensor"
     if name and call.known.arrives(name):
         whole = got.tensor and name in call.in_several_places
         return _with_all_uses(name) if whole else f"gradient of {name}"
-    return _why_nothing(call, kind, got)
+    return _why_nothing(call, got)
 
 
-def _why_nothing(call: HookedCall, kind: str, got: Got) -> str:
+def _why_nothing(call: HookedCall, got: Got) -> str:
     """Say why an entry is ``None``, or zeros that stand for it."""
     field, i = got.field, got.number
-    if kind in ON_LAST_NODE:
+    if got.kind in ON_LAST_NODE:
         last = call.last_node
         if field == "grad_output":
             return f"nothing flows into output {i} of {last.name}"
@@ -164,7 +166,7 @@ def _why_nothing(call: HookedCall, kind: str, got: Got) -> str:
         return "nothing flows to it"
     if field == "grad_input" and i >= len(call.arguments):
         return "a forward pre-hook added the argument"
-    if _is_of_pre_hook(call, kind, got) and requires_grad(call.given[i]):
+    if _is_of_pre_hook(call, got) and requires_grad(call.given[i]):
         return "nothing flows to what a forward pre-hook has put there"
     name, value = call.position(field, i)
     if not isinstance(value, Tensor):
