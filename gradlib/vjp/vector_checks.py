@@ -61,26 +61,25 @@ def _check_presence(arguments: Arguments, i: int, form: Form) -> Diagnosis | Non
     what = f"{place} has shape {list(form.shape)}, and "
     none_given = f"no {vectors.name} was given."
     what += f"{vectors.places[i]} is None." if vectors.is_given else none_given
-    code, fix = "GL101", ""
     if is_made_anew(output, arguments.inputs.values):
         what += f" {LEAF.format('It')}"
-        intent = LEADS_NOWHERE
         fix = recomputed(arguments, "y = f(x)")
-    elif _is_gathered(output):
-        code = "GL113"
+        return Diagnosis("GL101", what, LEADS_NOWHERE, fix)
+    code, fix = "GL101", ""
+    of_mean = call(arguments, "", outputs="y.mean()") * _has_a_mean(outputs)
+    if _is_gathered(output):
+        code, fix = "GL113", of_mean
         what += " It was put together from single numbers, or from several GPUs."
         intent = (
             "If these are losses, take their mean() or their sum(). If not, pass a "
             "weight for each entry, v."
         )
-        if _has_a_mean(outputs):
-            fix = call(arguments, "", outputs="y.mean()")
-    elif arguments.accumulates and _has_a_mean(outputs):
+    elif arguments.accumulates and of_mean:
+        fix = of_mean
         intent = (
             "A loss is one number: take the mean() of its entries, or the sum(). For "
             "anything else, pass a weight for each entry: backward(v)."
         )
-        fix = call(arguments, "", outputs="y.mean()")
     else:
         intent = (
             "Weights of one give the gradient of the output's sum, which is not dy/dx. "
