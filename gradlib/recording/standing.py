@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Set
-from operator import is_
 
 from torch import nn
 
@@ -50,19 +49,16 @@ def _stands(seen: Seen, module: nn.Module) -> bool:
     """Tell whether a module is now as it was last seen.
 
     One with hooks, or with attributes that can change in place, counts as changed, and
-    so does one on a GPU: a write through ``tensor.data`` leaves no sign there.
+    so does one on a GPU: a write through ``tensor.data`` leaves no sign there. So does
+    one that was lazy: it had the handles of its hooks in attributes.
     """
-    own, children = vars(module), own_children(module)
+    own = vars(module)
     return (
         all(it.tensor.is_cpu for it in seen.kept())
-        and seen.kind is type(module)
         and seen.training is own.get("training", False)
         and seen.hooks is None
         and not any(hook_dicts((module,)))
-        and not (seen.lazy or seen.filled)
-        and len(seen.children) == len(children)
-        and all(map(is_, seen.children.values(), children.values()))
-        and [*seen.children] == [*children]
+        and [*seen.children.items()] == [*own_children(module).items()]
         and seen.attributes.stand_in(own)
         and are_as_kept(own_parameters(module), seen.parameters)
         and are_as_kept(own_buffers(module), seen.buffers)

@@ -80,11 +80,6 @@ class History:
         self._all_are_hooked = False  # by a global module hook
         self._standing: Standing | None = None  # while it is used for several replays
 
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """Every module of the model."""
-        return tuple(self._modules)
-
     def look(self, moment: int) -> None:
         """Keep what has changed since the last look."""
         were_enabled = grad_is_enabled()
@@ -122,12 +117,9 @@ class History:
 
     def meet(self, module: nn.Module, moment: int) -> None:
         """Keep tensors that a call is the first to use, or made in a lazy module."""
-        seen = self._seen.get(module)
-        if seen is None:
-            self._meet(module, moment)
-        else:
-            self._look_at_tensors(seen, "parameters", own_parameters(module), moment)
-            self._look_at_tensors(seen, "buffers", own_buffers(module), moment)
+        seen = self._known(module, moment)
+        self._look_at_tensors(seen, "parameters", own_parameters(module), moment)
+        self._look_at_tensors(seen, "buffers", own_buffers(module), moment)
 
     def meet_given(self, module: nn.Module, moment: int) -> bool:
         """Keep what stands in a module among the arguments, if it is of the model."""

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrizations, parametrize
 
@@ -431,6 +432,17 @@ def test_what_was_used_from_elsewhere_had_a_hook() -> None:
     with gradlib.record(model) as recording:
         model(torch.randn(4, 3)).sum().backward()
     handle.remove()
+    assert_replays(recording, model)
+    assert recording.verify().agreed == len(recording)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LazyLinear(3), LazyNoise])
+def test_what_was_used_from_elsewhere_was_lazy(make: Callable[[], nn.Module]) -> None:
+    lazy = make()
+    model = nn.Sequential(Elsewhere(lazy, lambda it, x: dropout(it(x))), lazy)
+    with gradlib.record(model) as recording:
+        for _ in range(2):
+            loss_of(model(torch.rand(4, 3, requires_grad=True))).backward()
     assert_replays(recording, model)
     assert recording.verify().agreed == len(recording)
 
