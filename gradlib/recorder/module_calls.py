@@ -56,8 +56,8 @@ from gradlib.recorder.passes import Passes
 from gradlib.recorder.threads import Running, Threads, nodes_in
 from gradlib.recording import notes
 from gradlib.recording.past_attributes import held_among
-from gradlib.recording.state import NO_AUTOCAST, autocast_now
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
+from gradlib.recording.world import NO_AUTOCAST, autocast_now
 from gradlib.subclasses import is_of_other_class
 from gradlib.tree import Tree, flatten, flatten_call
 from gradlib.values import Keep

@@ -15,7 +15,6 @@ from gradlib.random_state import random_state_kept
 from gradlib.recording.difference import shape_of
 from gradlib.recording.replayable import require_whole, state_of
 from gradlib.recording.scene import Change, Scene, idle, passed_parameters
-from gradlib.recording.state import World
 from gradlib.recording.trace import ARGUMENT, CallTrace, Key, Left
 from gradlib.tree import Tree
 from gradlib.values import keep
@@ -63,10 +62,10 @@ def replay(
     Raises:
         CannotReplayError: Too little is known of the call, or it raised.
     """
-    with _set(trace, change) as (scene, world):
+    with _set(trace, change) as scene:
         require_whole(trace, number)
         begin()
-        output = scene.run(world)
+        output = scene.run()
         returned = output.map(_as_it_is)  # a backward may write over it
         grads = {key: change(it) for key, it in trace.arrived(number).items()}
         turn()
@@ -94,16 +93,15 @@ def forward_again(trace: CallTrace, change: Change) -> Ends:
     Raises:
         CannotReplayError: Too little is known of the call.
     """
-    with _set(trace, change) as (scene, world):
-        found = _ends(scene.run(world), scene.left())
+    with _set(trace, change) as scene:
+        found = _ends(scene.run(), scene.left())
         return {key: _as_it_is(it) for key, it in found.items()}
 
 
 @contextmanager
-def _set(trace: CallTrace, change: Change) -> Generator[tuple[Scene, World]]:
-    """Set the scene of a call; give what else it began with."""
-    history, world = state_of(trace)
-    scene = Scene(trace, history, change)
+def _set(trace: CallTrace, change: Change) -> Generator[Scene]:
+    """Set the scene of a call."""
+    scene = Scene(trace, *state_of(trace), change)
     with (
         ONE_AT_A_TIME,
         random_state_kept(),
@@ -112,7 +110,7 @@ def _set(trace: CallTrace, change: Change) -> Generator[tuple[Scene, World]]:
         parametrizations_computed_anew(),
         scene.set(),
     ):
-        yield scene, world
+        yield scene
 
 
 def inputs_of(trace: CallTrace) -> dict[Key, Tensor]:

@@ -5,7 +5,7 @@ those of the call; afterwards everything is as it was before.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -50,8 +50,9 @@ from gradlib.recording.lazy_modules import draw_again
 from gradlib.recording.past_attributes import NOT_KEPT, OF_TORCH
 from gradlib.recording.places import input_name
 from gradlib.recording.replayable import label, modules_of_call
-from gradlib.recording.state import AUTOCAST_DEVICES, History, World
+from gradlib.recording.state import History
 from gradlib.recording.trace import ARGUMENT, CallTrace, Key, Left
+from gradlib.recording.world import World, autocast_set_to
 from gradlib.tree import Tree
 from gradlib.values import came_from, clone, keep
 
@@ -62,17 +63,21 @@ Change: TypeAlias = Callable[[Tensor], Tensor]
 class Scene:
     """The model as it was when a call began."""
 
-    def __init__(self, trace: CallTrace, history: History, change: Change) -> None:
+    def __init__(
+        self, trace: CallTrace, history: History, world: World, change: Change
+    ) -> None:
         """Set nothing yet.
 
         Args:
             trace: The call.
             history: The model's history.
+            world: What the call began in.
             change: Maps a recorded tensor to the one to use.
         """
         self._trace = trace
         self._module = cast(nn.Module, trace.module)
         self._history = history
+        self._world = world
         self._change = change
         # By id of the recorded value: a tensor in two places has only one.
         self._weights: dict[int, nn.Parameter] = {}
@@ -110,7 +115,7 @@ class Scene:
         finally:
             finish([*steps, partial(setattr, self._history, "is_set_back", False)])
 
-    def run(self, world: World) -> Tree:
+    def run(self) -> Tree:
         """Call the module, and return its output."""
         args, kwargs = given = self._arguments
         self._passed = *args, *kwargs.values()
@@ -125,7 +130,7 @@ class Scene:
         self._module.register_forward_hook(self._returns)
         vars(self._module)[BACKWARD_PRE_HOOKS_OF] = self._pre_hooks
         self._hooks_set = hooks_set()
-        with _surrounded_by(world), self._explained("Computing {} again"):
+        with self._world.in_force(), self._explained("Computing {} again"):
             # Not the class's own __call__: the recorded values have its changes.
             return Tree.of(nn.Module.__call__(self._module, *args, **kwargs))
 
@@ -160,7 +165,7 @@ class Scene:
         tensors = [it for it in (*returned, *left.values()) if isinstance(it, Tensor)]
         with (
             _without_hooks_of_others(tensors, self._hooks_set),
-            _autocast_set_to(autocast),
+            autocast_set_to(autocast),
             self._explained("Computing the gradients of {} again"),
         ):
             go_back(list(roots.values()), list(self._leaves.values()))
@@ -459,26 +464,3 @@ def _without_hooks_of_others(tensors: Iterable[Tensor], since: int) -> Generator
                 for key, hook in items.items()
                 if not (isinstance(key, int) and key >= since)
             )
-
-
-@contextmanager
-def _surrounded_by(world: World) -> Generator[None]:
-    """Set torch's generators and autocast as they were when a call began."""
-    random = torch.frombuffer(bytearray(world.random), dtype=torch.uint8)
-    torch.set_rng_state(random)
-    for device, state in enumerate(world.cuda_random):
-        torch.cuda.set_rng_state(state, device)
-    with _autocast_set_to(world.autocast):
-        yield
-
-
-@contextmanager
-def _autocast_set_to(dtypes: Mapping[str, torch.dtype]) -> Generator[None]:
-    with ExitStack() as stack:
-        for device in AUTOCAST_DEVICES:
-            dtype = dtypes.get(device)
-            if dtype is not None:
-                stack.enter_context(torch.autocast(device, dtype))
-            elif torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
@@ -21,7 +20,6 @@ from gradlib.private.modes import (
     enable_grad,
     grad_is_enabled,
     tensors_may_be_dual,
-    unseen,
 )
 from gradlib.private.modules import (
     CHILDREN,
@@ -35,26 +33,7 @@ from gradlib.recording.kept import Kept
 from gradlib.recording.past_attributes import Attributes, PastAttributes
 from gradlib.recording.seen import Children, Hooks, Seen, Tensors, are_as_kept
 from gradlib.recording.standing import Standing
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """The state outside of the model that changes what a call computes."""
-
-    # The state of the CPU's generator: as bytes, compared in a sixth of the time.
-    random: bytes
-    cuda_random: tuple[Tensor, ...]  # of each CUDA device, once CUDA is in use
-    autocast: dict[str, torch.dtype]  # by device type, where it is enabled
-    is_dual: bool  # whether tensors may have carried tangents of forward-mode AD
-    # Whether the tensors that autograd saved went through saved_tensors_hooks.
-    saves_through_hooks: bool
-
-    def has_drawn(self) -> bool:
-        """Tell whether torch's generators have moved on since a call began here."""
-        random, cuda_random = _random_states()
-        return random != self.random or not all(
-            map(torch.equal, cuda_random, self.cuda_random)
-        )
+from gradlib.recording.world import World, random_states
 
 
 class History:
@@ -171,7 +150,7 @@ class History:
             and _draws_nothing(type(module), own)
         ):
             return known
-        random, cuda = _random_states()
+        random, cuda = random_states()
         if known is not None and random == known.random:
             random = known.random  # each is some kilobytes
         self._world = World(random, cuda, autocast, is_dual, saves_through_hooks)
@@ -404,29 +383,8 @@ class History:
             seen.change(field, found, since)
 
 
-def autocast_now() -> dict[str, torch.dtype]:
-    """Return autocast's dtype for each device type for which it is enabled now."""
-    return {
-        device: torch.get_autocast_dtype(device)
-        for device in AUTOCAST_DEVICES
-        if torch.is_autocast_enabled(device)
-    }
-
-
-def _random_states() -> tuple[bytes, tuple[Tensor, ...]]:
-    """Return the state of the CPU's generator, and that of each CUDA device in use."""
-    with unseen():
-        random = torch.get_rng_state().numpy().tobytes()
-        if torch.cuda.is_initialized():
-            return random, tuple(torch.cuda.get_rng_state_all())
-    return random, ()
-
-
 _UNKNOWN: Final[Any] = object()
 """Stands for the `Kept` of a tensor that was not met before."""
-
-AUTOCAST_DEVICES = ("cpu", "cuda")
-NO_AUTOCAST: dict[str, torch.dtype] = {}
 
 
 def _draws_nothing(kind: type[nn.Module], own: dict[str, Any]) -> bool:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from gradlib.errors import NotStorableError
 from gradlib.private.modes import unseen
-from gradlib.recording.state import History, World
+from gradlib.recording.state import History
+from gradlib.recording.world import World
 from gradlib.tree import Tree
 from gradlib.values import Transfers
 
