@@ -20,9 +20,9 @@ from gradlib.random_state import moving_no_generator
 from gradlib.recorder.hooked_modules import HookedModules
 from gradlib.recorder.module_calls import ModuleCalls
 from gradlib.recorder.passes import Passes
+from gradlib.recording.history import History
 from gradlib.recording.kept import refuses_to_be_kept
 from gradlib.recording.recording import Recording
-from gradlib.recording.state import History
 from gradlib.recording.trace import FIELDS, Block
 from gradlib.selection import first_names, modules_of, recorded_names, selector
 from gradlib.sharded import is_sharded

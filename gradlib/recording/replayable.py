@@ -12,9 +12,9 @@ from gradlib.errors import CannotReplayError
 from gradlib.opaque import NotSaved, keep_opaque
 from gradlib.plain_tensors import wide
 from gradlib.private.modes import values_are_stand_ins
+from gradlib.recording.history import History
 from gradlib.recording.in_words import quoted
 from gradlib.recording.places import input_name
-from gradlib.recording.state import History
 from gradlib.recording.trace import BATCHED_PASS, Block, CallTrace
 from gradlib.recording.world import World
 from gradlib.subclasses import is_of_other_class

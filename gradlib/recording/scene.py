@@ -45,12 +45,12 @@ from gradlib.recording.attributes import (
     left_in_arguments,
 )
 from gradlib.recording.go_back import go_back
+from gradlib.recording.history import History
 from gradlib.recording.kept import Kept
 from gradlib.recording.lazy_modules import draw_again
 from gradlib.recording.past_attributes import NOT_KEPT, OF_TORCH
 from gradlib.recording.places import input_name
 from gradlib.recording.replayable import label, modules_of_call
-from gradlib.recording.state import History
 from gradlib.recording.trace import ARGUMENT, CallTrace, Key, Left
 from gradlib.recording.world import World, autocast_set_to
 from gradlib.tree import Tree

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gradlib.errors import NotStorableError
 from gradlib.private.modes import unseen
-from gradlib.recording.state import History
+from gradlib.recording.history import History
 from gradlib.recording.world import World
 from gradlib.tree import Tree
 from gradlib.values import Transfers

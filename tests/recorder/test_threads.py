@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import gradlib
-from gradlib.recording.state import History
+from gradlib.recording.history import History
 
 THREADS, STEPS = 2, 50
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.recording import attributes, past_attributes
+from gradlib.recording.history import History
 from gradlib.recording.past_attributes import NOT_KEPT, Attributes
-from gradlib.recording.state import History
 
 from ..steps import python_steps
 from .recorded import recorded

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.recording.history import History
 from gradlib.recording.past_attributes import Held
-from gradlib.recording.state import History
 
 
 def parent_of(**children: nn.Module) -> Any:

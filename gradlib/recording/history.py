@@ -1,4 +1,4 @@
-"""What a replay of a call needs besides its arguments."""
+"""What stood in the modules of a model at each moment, for replays of its calls."""
 
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
