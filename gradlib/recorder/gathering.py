@@ -26,7 +26,7 @@ from gradlib.recorder.threads import Running, Threads
 from gradlib.recorder.unopened import nodes_inside
 from gradlib.recorder.value_hooks import ValueHooks
 from gradlib.recording import notes
-from gradlib.recording.attributes import nodes_left_in
+from gradlib.recording.left_behind import nodes_left_in
 from gradlib.recording.trace import Block
 
 

@@ -15,7 +15,7 @@ from gradlib.private.nodes import sequence_number
 from gradlib.recorder.forward_values import Value, Values
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.node_hooks import NodeHooks
-from gradlib.recording.attributes import left_in, left_in_arguments
+from gradlib.recording.left_behind import left_in, left_in_arguments
 from gradlib.recording.trace import ARGUMENT, Grads, Key, Left
 
 LeftValues: TypeAlias = dict[Frame, dict[Left, Value]]

@@ -19,7 +19,7 @@ from gradlib.recorder.frame import Frame
 from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.left import LeftValues
 from gradlib.recorder.value_hooks import Views
-from gradlib.recording.attributes import nodes_left_in
+from gradlib.recording.left_behind import nodes_left_in
 from gradlib.recording.trace import CallTrace
 from gradlib.values import Keep
 

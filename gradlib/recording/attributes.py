@@ -6,43 +6,23 @@ other object holds is unknown, so the replayed call gets that object itself.
 
 import copy
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from operator import attrgetter, is_not
+from operator import is_not
 from types import MemberDescriptorType
 from typing import Any, cast
 
 import optree
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
-from torch.distributions import Distribution
 
 from gradlib.private.classes import slots_of
-from gradlib.private.modules import own_buffers
 from gradlib.private.tensors import referent
-from gradlib.recording.past_attributes import (
-    DEPTH,
-    MANY,
-    OF_TORCH,
-    Held,
-    Was,
-    is_container,
-    may_hold,
-)
+from gradlib.recording.past_attributes import OF_TORCH, Held, Was, is_container
 from gradlib.recording.shared_memory import same_part, storage_of
 from gradlib.recording.stateful import copied, is_stateful
 from gradlib.values import clone
-
-
-def attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return the attributes of a module of which a replay gets copies."""
-    return [
-        (name, value)
-        for name, value in vars(module).copy().items()
-        if name not in OF_TORCH and _is_copied(value)
-    ]
 
 
 def in_slots(module: nn.Module) -> dict[MemberDescriptorType, Any]:
@@ -62,89 +42,6 @@ def fill_slots(module: nn.Module, values: Mapping[MemberDescriptorType, Any]) ->
         else:
             with suppress(AttributeError):  # it is empty
                 slot.__delete__(module)
-
-
-def left_in(module: nn.Module) -> Iterator[tuple[str, int, Tensor]]:
-    """Yield the tensors in attributes and buffers that have a graph.
-
-    Each comes with the name of the attribute, and its place among the tensors there.
-    """
-    own = vars(module).copy().items()
-    kept = [(name, it) for name, it in own if name not in OF_TORCH]
-    for name, value in [*kept, *own_buffers(module).copy().items()]:
-        for place, tensor in left_in_arguments([value]):
-            yield name, place, tensor
-
-
-def left_in_arguments(given: Iterable[Any]) -> Iterator[tuple[int, Tensor]]:
-    """Yield the tensors in arguments that have a graph, each with its place there."""
-    for place, tensor in enumerate(_tensors_in([*given], DEPTH)):
-        if _has_graph(tensor):
-            yield place, tensor
-
-
-def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
-    """Return the nodes of tensors that a call left where they may be used later.
-
-    It looks in attributes, buffers and arguments, and in lists, dicts, distributions
-    and the like there, `DEPTH` deep. It leaves out a container of more than `MANY`
-    things, all that is inside included, as it runs at every call.
-    """
-    own = vars(module)  # other threads may change it, and what is in it
-    attributes = map(own.get, own.keys() - OF_TORCH)
-    every = *attributes, *own_buffers(module).copy().values(), *given
-    found = _tensors_in(every, DEPTH)
-    try:
-        return [*filter(None, map(_NODE, found))]
-    except Exception:  # a class of tensors may refuse to tell
-        return [*map(_NODE, filter(_has_graph, found))]
-
-
-_NODE: Callable[[Tensor], Node] = attrgetter("grad_fn")
-
-
-def _has_graph(tensor: Tensor) -> bool:
-    try:
-        return tensor.grad_fn is not None
-    except Exception:
-        return False
-
-
-def _tensors_in(
-    entries: Collection[Any], depth: int, room: list[int] | None = None
-) -> list[Tensor]:
-    """Return the tensors among some things, and inside them, in their order.
-
-    Args:
-        entries: The things.
-        depth: How deep to look.
-        room: How many things may yet come; `MANY` in each of `entries` if not given.
-    """
-    found: list[Tensor] = []
-    kinds = set(filter(may_hold, set(map(type, entries))))
-    for entry in entries if kinds else ():
-        if type(entry) not in kinds:
-            continue
-        if issubclass(type(entry), Tensor):
-            found.append(entry)
-        elif depth > 1:
-            held, left = _held_by(entry), room or [MANY]
-            if len(held) <= left[0]:
-                left[0] -= len(held)
-                found += _tensors_in([*held], depth - 1, left)
-    return found
-
-
-def _held_by(container: Any) -> Collection[Any]:
-    """Return what a container holds, without running code of its class."""
-    kind: type[Any] = type(cast(object, container))
-    if issubclass(kind, Distribution):
-        return cast(dict[str, Any], vars(container)).values()
-    if issubclass(kind, dict):
-        return dict[Any, Any].values(container)
-    if issubclass(kind, tuple):
-        return tuple[Any, ...].__getitem__(container, slice(None))
-    return container
 
 
 class Copies:
@@ -209,8 +106,8 @@ class Copies:
             What its slots held.
         """
         state = vars(module)
-        for name, value in attributes(module):
-            state[name] = self.of(value)
+        own = {name: it for name, it in state.items() if name not in OF_TORCH}
+        state.update((name, self.of(it)) for name, it in own.items())
         if filled := in_slots(module):
             fill_slots(module, {slot: self.of(it) for slot, it in filled.items()})
         return filled

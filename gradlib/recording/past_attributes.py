@@ -10,7 +10,6 @@ from typing import Any, Final, cast
 
 import optree
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 from gradlib.opaque import FIXED, is_fixed
 from gradlib.private.classes import once_for_each_class
@@ -24,7 +23,7 @@ from gradlib.values import place_of, same_values
 OF_TORCH = frozenset(vars(nn.Module()))
 """The names that every module has in its ``vars()``: no attributes of its own."""
 
-_CONTAINERS = frozenset({list, tuple, dict, OrderedDict, defaultdict, deque, set})
+CONTAINERS = frozenset({list, tuple, dict, OrderedDict, defaultdict, deque, set})
 
 # Attributes are read at every call: this deep, and with at most so many things in them.
 DEPTH, MANY = 3, 1000
@@ -240,7 +239,7 @@ def _stays(kind: type[Any]) -> bool:
 def is_container(kind: type[Any]) -> bool:
     """Tell whether things of a class are containers, of which copies are made."""
     named: Any = optree.is_namedtuple_class(kind)
-    return kind in _CONTAINERS or named or optree.is_structseq_class(kind)
+    return kind in CONTAINERS or named or optree.is_structseq_class(kind)
 
 
 def _all_lasting(keys: Iterable[Any]) -> bool:
@@ -265,14 +264,6 @@ def held_among(
         if known is not None and referent(known.original) is leaf:
             found[place] = known.original
     return found
-
-
-def may_hold(kind: type[Any]) -> bool:
-    """Tell whether things of a class may be tensors, or have some in them."""
-    return kind in _CONTAINERS or issubclass(kind, _MAY_HOLD)
-
-
-_MAY_HOLD = Tensor, tuple, dict, Distribution
 
 
 def _filled(container: Any, things: list[Any]) -> Any:

@@ -41,13 +41,12 @@ from gradlib.recording.attributes import (
     be_like,
     fill_slots,
     in_slots,
-    left_in,
-    left_in_arguments,
 )
 from gradlib.recording.go_back import go_back
 from gradlib.recording.history import History
 from gradlib.recording.kept import Kept
 from gradlib.recording.lazy_modules import draw_again
+from gradlib.recording.left_behind import left_in, left_in_arguments
 from gradlib.recording.past_attributes import NOT_KEPT, OF_TORCH
 from gradlib.recording.places import input_name
 from gradlib.recording.replayable import label, modules_of_call

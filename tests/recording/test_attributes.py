@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.recording import attributes, past_attributes
+from gradlib.recording import left_behind, past_attributes
 from gradlib.recording.history import History
 from gradlib.recording.past_attributes import NOT_KEPT, Attributes
 
@@ -473,7 +473,7 @@ def test_attributes_that_change_at_every_step_of_who_looks_at_them() -> None:
 
     def trace(frame: FrameType, event: str, _arg: object) -> Any:
         looks = frame.f_code.co_filename in (
-            attributes.__file__,
+            left_behind.__file__,
             past_attributes.__file__,
         )
         if not looks:
@@ -536,9 +536,9 @@ def test_what_vmap_leaves_in_an_attribute() -> None:
 def test_a_table_of_thousands_of_numbers_is_not_looked_through() -> None:
     module: Any = Inside()
     module.table = [[0] * 100] * 5
-    few = python_steps(lambda: attributes.nodes_left_in(module, ()))
+    few = python_steps(lambda: left_behind.nodes_left_in(module, ()))
     module.table = [[[0] * 100] * 100] * 100
-    many = python_steps(lambda: attributes.nodes_left_in(module, ()))
+    many = python_steps(lambda: left_behind.nodes_left_in(module, ()))
     assert many < 100 * few
 
 
