@@ -3,13 +3,15 @@
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from gradlib.edges import edge_of, edges_behind, leaves_at, nodes_behind
+from gradlib.private.hooks import hook_tensor
 from gradlib.private.passes import backward_in_modes, grad_in_modes
 from gradlib.tree import tensors_in
+from gradlib.values import keep
 
 CHECKPOINT = "CheckpointFunctionBackward"
 """The name of the node of a checkpoint of the reentrant kind."""
@@ -31,6 +33,10 @@ def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
             backward_in_modes(outputs, grads)
     else:
         grad_in_modes(outputs, leaves, grads)
+
+
+def _has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:
+    return CHECKPOINT in {type(node).__name__ for node in nodes_behind(outputs)}
 
 
 @contextmanager
@@ -76,5 +82,52 @@ def _grads_of_others_kept(outputs: Iterable[Tensor]) -> Generator[None]:
                 leaf._post_accumulate_grad_hooks.update(items)
 
 
-def _has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:
-    return CHECKPOINT in {type(node).__name__ for node in nodes_behind(outputs)}
+def take_share(shares: dict[int, Tensor], leaf: Tensor, given: Tensor) -> None:
+    """Have a pass take the gradient of `given`, before its other hooks, as a share.
+
+    It comes in parts where a reentrant checkpoint runs a pass inside the pass.
+
+    Args:
+        shares: Where it puts the share, by id of the leaf.
+        leaf: The leaf to which the share belongs.
+        given: The leaf, or the copy of it that a call was given.
+    """
+    # The hook does not hold the leaf: the graph of what was returned leads to it, in a
+    # cycle that the garbage collector does not see.
+    hook_tensor(given, partial(_add_share, shares, id(leaf)))
+
+
+def _add_share(shares: dict[int, Tensor], leaf: int, grad: Tensor | None) -> None:
+    if grad is not None:
+        known = shares.get(leaf)
+        shares[leaf] = keep(grad) if known is None else known + grad
+
+
+@contextmanager
+def without_hooks_of_others(tensors: Iterable[Tensor], since: int) -> Generator[None]:
+    """Remove the hooks of some tensors for one pass, except those that take shares.
+
+    The recorded gradient of an output is what its hooks had made of it. An output may
+    be no copy: then its hooks are put back, for later passes.
+
+    Args:
+        tensors: The tensors.
+        since: How many hooks torch had set before the call: later ones are the replay's
+            and are not put back.
+    """
+    every: list[dict[Any, Any]] = [cast(Any, it)._backward_hooks for it in tensors]
+    before = [(hooks, dict(hooks)) for hooks in every if hooks]
+    try:
+        for hooks, items in before:
+            for key, hook in items.items():
+                if not (isinstance(hook, partial) and hook.func is _add_share):
+                    hooks.pop(key, None)
+        yield
+    finally:
+        for hooks, items in before:
+            hooks.clear()
+            hooks.update(
+                (key, hook)
+                for key, hook in items.items()
+                if not (isinstance(key, int) and key >= since)
+            )

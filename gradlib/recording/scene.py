@@ -23,7 +23,6 @@ from gradlib.private.hooks import (
     KIND_OF_BACKWARD_HOOKS,
     backward_pre_hooks,
     forward_pre_hooks,
-    hook_tensor,
     hooks_set,
 )
 from gradlib.private.modules import (
@@ -42,7 +41,7 @@ from gradlib.recording.attributes import (
     fill_slots,
     in_slots,
 )
-from gradlib.recording.go_back import go_back
+from gradlib.recording.go_back import go_back, take_share, without_hooks_of_others
 from gradlib.recording.history import History
 from gradlib.recording.kept import Kept
 from gradlib.recording.lazy_modules import draw_again
@@ -116,13 +115,13 @@ class Scene:
 
     def run(self) -> Tree:
         """Call the module, and return its output."""
-        args, kwargs = given = self._arguments
+        args, kwargs = self._arguments
         self._passed = *args, *kwargs.values()
         own = self._trace.parameters
         self._versions = {
             it: self._leaves[it]._version for it in own if it in self._leaves
         }
-        self._give_arguments(given)
+        self._give_arguments()
         # They run last, as the recorder's do. For backward hooks torch makes other
         # tensors of the output after that.
         self._module.register_forward_pre_hook(self._begins)
@@ -163,7 +162,7 @@ class Scene:
         }
         tensors = [it for it in (*returned, *left.values()) if isinstance(it, Tensor)]
         with (
-            _without_hooks_of_others(tensors, self._hooks_set),
+            without_hooks_of_others(tensors, self._hooks_set),
             autocast_set_to(autocast),
             self._explained("Computing the gradients of {} again"),
         ):
@@ -240,6 +239,25 @@ class Scene:
         )
 
     def _set(self, module: nn.Module) -> None:
+        """Give a module the state that it had, but for its attributes."""
+        moment, state = self._trace.moment, vars(module)
+        self._set_tensors(module)
+        children = self._history.children(module, moment)
+        for name in children.keys() - own_children(module).keys():
+            state.pop(name, None)  # what has taken the child's place since
+        state[CHILDREN] = children
+        state["training"] = self._history.training(module, moment)
+        hooks = self._history.hooks(module, moment)
+        state[KIND_OF_BACKWARD_HOOKS] = hooks[KIND_OF_BACKWARD_HOOKS]
+        for kind in HOOKS:
+            _fill(state[kind], hooks[kind])
+        made = self._history.made_since(module, moment)
+        draw_again(module, self._history.kind(module, moment), made)
+        if module is self._module:
+            self._ask_for_parameters()
+
+    def _set_tensors(self, module: nn.Module) -> None:
+        """Give a module copies of the parameters and buffers that it had."""
         moment, state = self._trace.moment, vars(module)
         now: dict[str, Any] = {**own_parameters(module), **own_buffers(module)}
         lazy = {name: it for name, it in now.items() if it is not None and is_lazy(it)}
@@ -255,50 +273,35 @@ class Scene:
         for name in (*parameters, *buffers):
             state.pop(name, None)  # what has taken its place since
         state[PARAMETERS], state[BUFFERS] = parameters, buffers
-        children = self._history.children(module, moment)
-        for name in children.keys() - own_children(module).keys():
-            state.pop(name, None)  # what has taken the child's place since
-        state[CHILDREN] = children
-        state["training"] = self._history.training(module, moment)
-        hooks = self._history.hooks(module, moment)
-        state[KIND_OF_BACKWARD_HOOKS] = hooks[KIND_OF_BACKWARD_HOOKS]
-        for kind in HOOKS:
-            _fill(state[kind], hooks[kind])
-        made = self._history.made_since(module, moment)
-        draw_again(module, self._history.kind(module, moment), made)
-        if module is self._module:
-            not_asked = idle(self._trace)
-            for name in self._trace.parameters:
-                parameter = parameters.get(name)
-                if parameter is not None and name not in not_asked:
-                    # Under a checkpoint it may have required no grad at first.
-                    parameter.requires_grad_()
-                    if all(parameter is not it for it in self._leaves.values()):
-                        self._take_share(parameter, parameter)
-                    self._leaves[name] = parameter
 
-    def _take_share(self, leaf: Tensor, given: Tensor) -> None:
-        """Take the gradient of `given`, before its other hooks, as the leaf's share.
+    def _ask_for_parameters(self) -> None:
+        """Have a pass take the shares of the called module's own parameters."""
+        own, not_asked = own_parameters(self._module), idle(self._trace)
+        for name in self._trace.parameters:
+            parameter = own.get(name)
+            if parameter is not None and name not in not_asked:
+                # Under a checkpoint it may have required no grad at first.
+                parameter.requires_grad_()
+                if all(parameter is not it for it in self._leaves.values()):
+                    take_share(self._shares, parameter, parameter)
+                self._leaves[name] = parameter
 
-        It comes in parts where a reentrant checkpoint runs a pass inside the pass.
-        """
-        # The hook holds neither self nor the leaf: the graph of what was returned leads
-        # to the leaf, in a cycle that the garbage collector does not see.
-        hook_tensor(given, partial(_add_share, self._shares, id(leaf)))
-
-    def _give_arguments(self, given: object) -> None:
+    def _give_arguments(self) -> None:
         """Give the call the recorded arguments, at the place of the recorder's hook.
 
         The hooks before that had made them what they are: global ones, and those of the
         module that were put before the recorder's in that forward.
         """
         self._undo = self._module.register_forward_pre_hook(
-            partial(_give, given), prepend=True, with_kwargs=True
+            self._give, prepend=True, with_kwargs=True
         ).remove
         hooks = self._history.hooks(self._module, self._trace.moment)
         own = forward_pre_hooks(self._module)
         for key in [*own][hooks[AHEAD] : 0 : -1]:
             own.move_to_end(key, last=False)
+
+    def _give(self, *_: object) -> Any:
+        return self._arguments
 
     def _pre_hooks(self) -> list[Callable[..., None]]:
         # The recorded gradient is what these had made of it. Stand-ins are needed: with
@@ -377,7 +380,7 @@ class Scene:
                 if place not in not_asked:
                     leaf.requires_grad_()
                     given = clone(leaf)
-                    self._take_share(leaf, given)
+                    take_share(self._shares, leaf, given)
                 made[id(kept)] = leaf, given
             if (original := trace.held_inputs.get(place)) is not None:
                 self._copies.know_given(original, given)
@@ -423,43 +426,3 @@ def passed_parameters(trace: CallTrace) -> dict[int, str]:
             if isinstance(key, int) and isinstance(name, str):
                 found[key] = name
     return found
-
-
-def _add_share(shares: dict[int, Tensor], leaf: int, grad: Tensor | None) -> None:
-    if grad is not None:
-        known = shares.get(leaf)
-        shares[leaf] = keep(grad) if known is None else known + grad
-
-
-def _give(given: Any, *_: object) -> Any:
-    return given
-
-
-@contextmanager
-def _without_hooks_of_others(tensors: Iterable[Tensor], since: int) -> Generator[None]:
-    """Remove the hooks of some tensors for one pass, except those that take shares.
-
-    The recorded gradient of an output is what its hooks had made of it. An output may
-    be no copy: then its hooks are put back, for later passes.
-
-    Args:
-        tensors: The tensors.
-        since: How many hooks torch had set before the call: later ones are the replay's
-            and are not put back.
-    """
-    every: list[dict[Any, Any]] = [cast(Any, it)._backward_hooks for it in tensors]
-    before = [(hooks, dict(hooks)) for hooks in every if hooks]
-    try:
-        for hooks, items in before:
-            for key, hook in items.items():
-                if not (isinstance(hook, partial) and hook.func is _add_share):
-                    hooks.pop(key, None)
-        yield
-    finally:
-        for hooks, items in before:
-            hooks.clear()
-            hooks.update(
-                (key, hook)
-                for key, hook in items.items()
-                if not (isinstance(key, int) and key >= since)
-            )
