@@ -63,7 +63,7 @@ def compare(
         None if first is None else errors[first],
         errors,
         tuple(unmatched),
-        both.skipped,
+        tuple(both.skipped()),
         len(pairs) if found else 0,
         rtol if tolerance.rtol is None else float(tolerance.rtol),
         tuple(_returned(traces)),
@@ -117,6 +117,17 @@ def _are_summed_up(traces: Sequence[CallTrace]) -> bool:
     )
 
 
+def _without_values(*both: Sequence[CallTrace]) -> list[str]:
+    """Say which of two recordings has tensors without values, or without entries."""
+    empty, summed_up = [*map(_have_no_values, both)], [*map(_are_summed_up, both)]
+    if any(empty):
+        has = "have" if all(empty) else "has"
+        return [f'values: {_which(empty)} {has} tensors on the device "meta"']
+    if any(summed_up):
+        return [f"entries: {_which(summed_up)} kept only what reduce gave of tensors"]
+    return []
+
+
 def _which(has_it: Sequence[bool]) -> str:
     """Name the one of two recordings that has something, or both."""
     if all(has_it):
@@ -139,34 +150,26 @@ class _Both:
         others: Sequence[CallTrace],
         pairs: Mapping[CallTrace, CallTrace],
     ) -> None:
-        self._traces = traces
-        self._pairs = pairs
+        self._traces, self._others, self._pairs = traces, others, pairs
         self._passes = {
             trace: Call(trace).passes for trace in (*traces, *pairs.values())
         }
-        kept = [it[0].block.fields for it in (traces, others) if it]
-        self._fields = frozenset(FIELDS).intersection(*kept)
-        skipped = [
-            f'"{field}", which only one of the two has kept'
-            for field in FIELDS
-            if any(field in fields for fields in kept) and field not in self._fields
-        ]
-        ran = [any(it.passes() for it in each) for each in (traces, others)]
-        self._backward = all(ran)
-        if not self._backward and self._kept((*ARRIVES, *LEAVES)):
-            missing = "has no" if any(ran) else "has a"
-            which = "the other" if ran[0] else "this" if ran[1] else "neither"
-            skipped.append(f"gradients: {which} recording {missing} backward pass")
-        empty = [*map(_have_no_values, (traces, others))]
-        summed_up = [*map(_are_summed_up, (traces, others))]
-        if any(empty):
-            has = "have" if all(empty) else "has"
-            on_meta = f'{_which(empty)} {has} tensors on the device "meta"'
-            skipped.append(f"values: {on_meta}")
-        elif any(summed_up):
-            which = _which(summed_up)
-            skipped.append(f"entries: {which} kept only what reduce gave of tensors")
-        self.skipped = (*skipped, *self._closed())
+        self._ran = [any(it.passes() for it in each) for each in (traces, others)]
+        self._have = [set(it[0].block.fields) for it in (traces, others) if it]
+        self._fields = set(FIELDS).intersection(*self._have)
+
+    def skipped(self) -> Iterator[str]:
+        """Say what cannot be compared."""
+        for field in FIELDS:
+            if field in set().union(*self._have) - self._fields:
+                yield f'"{field}", which only one of the two has kept'
+        if not all(self._ran) and self._kept((*ARRIVES, *LEAVES)):
+            missing = "has no" if any(self._ran) else "has a"
+            this, other = self._ran
+            which = "the other" if this else "this" if other else "neither"
+            yield f"gradients: {which} recording {missing} backward pass"
+        yield from _without_values(self._traces, self._others)
+        yield from self._closed()
 
     def _closed(self) -> Iterator[str]:
         """Say which calls have values that were not opened."""
@@ -182,12 +185,12 @@ class _Both:
         """Yield each gap, with its call and place, in the order of computation."""
         for round_ in rounds(self._traces):
             # The calls that passes have reached in the other recording alone.
-            missed = [*filter(self._is_missed, round_.calls)] if self._backward else []
+            missed = [*filter(self._is_missed, round_.calls)] if all(self._ran) else []
             for event in round_.events():
                 match event:
                     case CallTrace() as trace, begins:
                         yield from self._forward(trace, BEGIN if begins else END)
-                    case number, reached if self._backward:
+                    case number, reached if all(self._ran):
                         calls = sorted((*reached, *missed), key=attrgetter("moment"))
                         for trace, begins in reversed([*steps(calls)]):
                             if trace not in missed:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gradlib import storage
 from gradlib.errors import AmbiguousCallError, NoSuchCallError, RecordingArgumentError
@@ -127,11 +127,15 @@ class Recording(Printable):
 
     def __contains__(self, key: object) -> bool:
         """Tell whether it has this call, one of this name, or one ``(name, index)``."""
-        if isinstance(key, Call):
-            return any(key == it for it in self)
-        name, index = key if _names_one(key) else (key, None)
-        found = self._find(name) if isinstance(name, str) else []
-        return bool(found) if index is None else any(it.index == index for it in found)
+        match key:
+            case Call():
+                return any(key == it for it in self)
+            case str():
+                return bool(self._find(key))
+            case (str() as name, int() as index):
+                return any(it.index == index for it in self._find(name))
+            case _:
+                return False
 
     def __iter__(self) -> Iterator[Call]:
         """Go through the calls in the order they began."""
@@ -545,10 +549,6 @@ def load_recording(path: "str | PathLike[str]") -> Recording:
     """
     saving.require_path(path)
     return Recording(*saving.restored(storage.load(path, saving.CLASSES)))
-
-
-def _names_one(key: object) -> TypeGuard[tuple[object, object]]:
-    return isinstance(key, tuple) and len(cast(tuple[object, ...], key)) == 2
 
 
 def _name_and_index(key: object) -> tuple[str, int | None]:

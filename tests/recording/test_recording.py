@@ -670,7 +670,7 @@ def test_a_call_is_the_same_however_one_asks_for_it() -> None:
     assert call not in other
     assert call != "0"
     assert ("0", 1) in recording
-    for absent in ("0", 2), ("1", 0), ("0", 1, 2), (0, "0"), "1", 0:
+    for absent in ("0", 2), ("1", 0), ("0", None), ("0", 1, 2), (0, "0"), "1", 0:
         assert absent not in recording
 
 
