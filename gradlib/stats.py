@@ -229,6 +229,11 @@ def norm(values: Iterable[Tensor | TensorStats]) -> float:
     return math.hypot(*map(_norm, values))
 
 
+def root_mean_square(values: Tensor) -> float:
+    """Return the root mean square of a tensor's entries, as `norm` takes it."""
+    return norm([values]) / math.sqrt(max(values.numel(), 1))
+
+
 def _norm(values: Tensor | TensorStats) -> float:
     if isinstance(values, TensorStats):
         return values.norm

@@ -19,7 +19,7 @@ from gradlib.plain_values import tensor_of
 from gradlib.private.modes import no_function_modes
 from gradlib.private.tensors import default_tolerances
 from gradlib.recording.trace import CallTrace, Key
-from gradlib.stats import TensorStats, tensor_stats
+from gradlib.stats import TensorStats, root_mean_square, tensor_stats
 from gradlib.subclasses import UnknownToClassError, if_known
 from gradlib.tree import Tree
 from gradlib.values import same_values
@@ -337,7 +337,7 @@ def _gap_of_values(x: Tensor, y: Tensor) -> Gap:
     apart = (x - y).masked_fill(same, 0)
     if all(map(_has_64_bits, given)):  # of which float64 holds 53
         apart = apart.masked_fill(same & (given[0] != given[1]), 1)
-    difference = _rms(apart)
+    difference = root_mean_square(apart)
     size = max(map(_size, (x, y)))
     if not math.isfinite(difference):
         return Gap(math.inf, 1.0, rtol, "NaN or inf in one of the two")
@@ -384,12 +384,10 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _size(tensor: Tensor) -> float:
     """Return the root mean square of the finite entries."""
-    size = _rms(tensor)
+    size = root_mean_square(tensor)
     is_known = math.isfinite(size)
-    return size if is_known else _rms(tensor.masked_fill(~tensor.isfinite(), 0))
-
-
-def _rms(tensor: Tensor) -> float:
-    if not tensor.numel():
-        return 0.0
-    return tensor.abs().square().mean().sqrt().item()
+    return (
+        size
+        if is_known
+        else root_mean_square(tensor.masked_fill(~tensor.isfinite(), 0))
+    )

@@ -24,6 +24,7 @@ from gradlib.recording.difference import shape_of
 from gradlib.recording.replay import forward_again, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
+from gradlib.stats import norm, root_mean_square
 
 TOLERANCE = 1e-4
 """An error above this means a wrong backward, unless `rtol` allows more."""
@@ -128,8 +129,8 @@ def _together(
             yield {key: value}
             continue
         grad = again.shares.get(key)
-        norm = 0.0 if grad is None else root_mean_square(grad) * grad.numel() ** 0.5
-        slopes[key] = norm * _scale(_widened(value))
+        size = 0.0 if grad is None else norm([grad])
+        slopes[key] = size * _scale(_widened(value))
     order = sorted(slopes, key=slopes.__getitem__)
     still = [key for key in order if not slopes[key]]
     for keys in (still, order[len(still) :]):
@@ -440,9 +441,3 @@ def _dot(a: Tensor, b: Tensor) -> float:
     """Return the change of a real L, for the gradient `a`, along `b`."""
     a, b = wide(a), wide(b)
     return (a.conj() * b).real.sum().item() if a.is_complex() else (a * b).sum().item()
-
-
-def root_mean_square(tensor: Tensor) -> float:
-    """Return the root mean square of a tensor's entries."""
-    norm = wide(tensor).abs().square().sum().sqrt().item()
-    return norm / math.sqrt(max(tensor.numel(), 1))

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from gradlib.double import Double, wider
 from gradlib.recording.difference import gaps, gaps_of_shares, rtol_of
-from gradlib.recording.finite_differences import doubled, root_mean_square
+from gradlib.recording.finite_differences import doubled
 from gradlib.recording.replay import Replayed, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
+from gradlib.stats import root_mean_square
 
 LIMIT = 0.1
 """An error above this is not rounding, unless the dtype is too coarse to say so."""

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -79,10 +80,7 @@ ORDER = ("grad_output", "grad_input", "param_grads")
 
 
 def _flow(places: Places, fields: list[str], made: str, ax: "Axes | None") -> "Figure":
-    passes = [
-        [pass_ for passes in by_forward.values() for pass_ in passes]
-        for by_forward in places.values()
-    ]
+    passes = [*map(_passes, places.values())]
     norms = {field: [_norms(field, found) for found in passes] for field in fields}
     totals = {
         field: [
@@ -111,8 +109,7 @@ def _histogram(
     entries = [
         [
             tensor
-            for passes in by_forward.values()
-            for pass_ in passes
+            for pass_ in _passes(by_forward)
             for tensor in _tensors(fields[0], pass_)
         ]
         for by_forward in places.values()
@@ -157,8 +154,7 @@ def _are_statistics(places: Places, fields: list[str]) -> bool:
     return any(
         are_statistics(_structure(field, pass_))
         for by_forward in places.values()
-        for passes in by_forward.values()
-        for pass_ in passes
+        for pass_ in _passes(by_forward)
         for field in fields
     )
 
@@ -168,6 +164,11 @@ def _structure(field: str, shown: Shown) -> Any:
     if not isinstance(shown, OwnParameters):
         return with_keywords(shown, field)
     return with_keywords(shown.of, field) if field.startswith("param_grads") else ()
+
+
+def _passes(by_forward: dict[int, list[Shown]]) -> list[Shown]:
+    """Return all passes at one place."""
+    return [*chain.from_iterable(by_forward.values())]
 
 
 def _norms(field: str, passes: Sequence[Shown]) -> list[float]:

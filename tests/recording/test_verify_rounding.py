@@ -217,4 +217,4 @@ def test_what_a_weight_gets_is_measured_by_what_the_others_get() -> None:
     found = gaps_of_shares(some, some | {"bias": torch.zeros(2)})
     sizes = {key: it.size for key, it in found}
     assert len(found) == 3
-    assert sizes == {0: 1.0, "weight": 1e9, "bias": 1e9}
+    assert sizes == pytest.approx({0: 1.0, "weight": 1e9, "bias": 1e9})
