@@ -41,6 +41,11 @@ def wider(value: Any) -> Any:
     return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
+def doubled(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, or complex128; one of integers as it is."""
+    return tensor.detach().to(wider(tensor.dtype))
+
+
 _WIDER = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,

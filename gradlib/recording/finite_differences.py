@@ -11,35 +11,43 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from gradlib.double import Double, wider
+from gradlib.double import Double, doubled
 from gradlib.errors import CannotReplayError
 from gradlib.plain_tensors import wide
 from gradlib.private.tensors import has_values
 from gradlib.recording.difference import shape_of
 from gradlib.recording.replay import forward_again, inputs_of, replay
 from gradlib.recording.scene import Change
+from gradlib.recording.slopes import HIDING, Apart, Slope, apart
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.stats import norm, root_mean_square
 
 TOLERANCE = 1e-4
 """An error above this means a wrong backward, unless `rtol` allows more."""
 
-# How far from the recorded point, and with which step h, both as parts of the value's
-# root mean square; and the least step. A kink at the point (an input of ReLU that is
-# exactly 0, two equal inputs of a maximum) fools the first look, but none beside it.
-# The least step is for a tiny value that the call adds to 1, where a small step is
-# lost.
+
+class Look(NamedTuple):
+    """Where slopes are taken, with parts of the value's root mean square."""
+
+    away: float  # how far the point is from the recorded one, as such a part
+    step: float  # the step h, as such a part
+    least_step: float = 0.0  # the least h
+
+
+# A kink at the point (an input of ReLU that is exactly 0, two equal inputs of a
+# maximum) fools the first look, but none beside it. The least step is for a tiny value
+# that the call adds to 1, where a small step is lost.
 LOOKS = (
-    (0.0, 1e-5, 0.0),
-    (1e-3, 1e-8, 0.0),
-    (1e-2, 1e-7, 0.0),
-    (1e-3, 1e-6, 0.0),
-    (0.0, 1e-5, 1e-7),
+    Look(0.0, 1e-5),
+    Look(1e-3, 1e-8),
+    Look(1e-2, 1e-7),
+    Look(1e-3, 1e-6),
+    Look(0.0, 1e-5, least_step=1e-7),
 )
 
 # Of several values at once. Where these see an error, others look at each value alone.
@@ -50,9 +58,6 @@ STRICTER = 4
 # With two, a gradient with random errors of a thousandth of its norm often passed; with
 # four, nearly none did in small modules.
 DIRECTIONS = 4
-
-HIDING = 0.1
-"""Rounding of more than this part of the slopes may hide an error."""
 
 ALIKE = 4
 """Slopes that are alike differ by this factor at most."""
@@ -193,43 +198,40 @@ class _Checked:
         """
         least: dict[bool, float] = {}  # by whether a look is clear
         several = len(self.values) > 1
-        for away, step, least_step in LOOKS_AT_SEVERAL if several else LOOKS:
-            look = self._look(away, step, least_step)
-            if look is None and several:
+        for look in LOOKS_AT_SEVERAL if several else LOOKS:
+            seen = self._seen_from(look)
+            if seen is None:
+                if several:
+                    return math.nan
+                continue
+            if math.isnan(seen.error):
                 return math.nan
-            if look is not None and math.isnan(look[0]):
-                return math.nan
-            if look is not None:
-                error, is_clear = look
-                least[is_clear] = min(error, least.get(is_clear, math.inf))
+            known = least.get(seen.is_clear, math.inf)
+            least[seen.is_clear] = min(seen.error, known)
             if least.get(True, math.inf) <= self.allowed:
                 break
         if not least:
-            look = self._look(*LOOKS[0], holds_zeros=True)
-            return math.nan if look is None else look[0]
+            seen = self._seen_from(LOOKS[0], holds_zeros=True)
+            return math.nan if seen is None else seen.error
         return least.get(True, least.get(False, math.nan))
 
-    def _look(
-        self, away: float, step: float, least_step: float, *, holds_zeros: bool = False
-    ) -> tuple[float, bool] | None:
-        """Return the error at one point, and whether rounding is too small to hide one.
+    def _seen_from(self, look: Look, *, holds_zeros: bool = False) -> Apart | None:
+        """Return how far the slopes at one point are apart.
 
         It is ``None`` where there are no slopes, and of several values where only some
         have one, or rounding may hide more than it would alone. The error is NaN where
         slopes say nothing, as the call uses another value than the one that is moved.
 
         Args:
-            away: How far the point is from the recorded one, as a part of the value.
-            step: The step h, as a part of the value.
-            least_step: The least step h.
+            look: The point, and the step.
             holds_zeros: Whether entries that are 0 stay so.
         """
         if not all(map(has_values, self.values.values())):
-            return math.nan, True
+            return Apart(math.nan, is_clear=True)
         points = {key: _widened(value) for key, value in self.values.items()}
         scales = {key: _scale(point) for key, point in points.items()}
         for key, point in points.items():
-            far = away * scales[key]
+            far = look.away * scales[key]
             points[key] = point + far * drawn_like(point, self.generator)
         again = replay(self.trace, self.number, self._moved(points))
         if again.shares is None or not points.keys() <= again.shares.keys():
@@ -237,8 +239,10 @@ class _Checked:
         grads = {key: again.shares[key] for key in points}
         for key, point in points.items():
             if key in again.written or not _fits(grads[key], point):
-                return math.nan, True
-        steps = {key: max(step * it, least_step) for key, it in scales.items()}
+                return Apart(math.nan, is_clear=True)
+        steps = {
+            key: max(look.step * it, look.least_step) for key, it in scales.items()
+        }
         moves = [self._move(points, steps, holds_zeros) for _ in range(DIRECTIONS)]
         return self._compared(points, grads, moves)
 
@@ -264,8 +268,8 @@ class _Checked:
         points: Mapping[Key, Tensor],
         grads: Mapping[Key, Tensor | None],
         moves: list[dict[Key, Tensor]],
-    ) -> tuple[float, bool] | None:
-        """Return how far the slopes by the two ways are apart; see `_look`.
+    ) -> Apart | None:
+        """Return how far the slopes by the two ways are apart; see `_seen_from`.
 
         Of several values, the steps are made shorter until all slopes are as small as
         the smallest. So an error counts as much as if each value were moved alone.
@@ -288,20 +292,18 @@ class _Checked:
         if smallest:
             are_alike = max(sizes.values()) <= ALIKE * smallest
             hiding = HIDING if are_alike else self.allowed
-            found = _relative(slopes, smallest, hiding)
-            return found if found and found[1] else None
-        found = _relative(slopes)
-        if found is None or found[0] <= self.allowed:
+            found = apart(slopes, smallest, hiding)
+            return found if found and found.is_clear else None
+        found = apart(slopes)
+        if found is None or found.error <= self.allowed:
             return found
         for slope, move in zip(slopes, moves, strict=True):
             longer = {key: OTHER_STEP * it for key, it in move.items()}
             other = self._slope(points, longer).seen / OTHER_STEP
             slope.noise += ROOM * abs(slope.seen - other)
-        return _relative(slopes)
+        return apart(slopes)
 
-    def _slope(
-        self, points: Mapping[Key, Tensor], move: Mapping[Key, Tensor]
-    ) -> "_Slope":
+    def _slope(self, points: Mapping[Key, Tensor], move: Mapping[Key, Tensor]) -> Slope:
         """Return the slope along a step, by finite differences, times its length.
 
         It is NaN where the output has another shape there.
@@ -324,11 +326,11 @@ class _Checked:
             counted.add(kept)
             y, before = (_leaf_like(v, it.get(key)) for it in (ahead, behind))
             if y is None or before is None:
-                return _Slope(math.nan, 0.0)
+                return Slope(math.nan, 0.0)
             v, y, before = doubled(v).to(y.device), wide(y), wide(before)
             rise += _dot(v, y - before)
             rounding += _dot(v.abs(), y.abs())
-        return _Slope(rise / 2, 100 * torch.finfo(torch.float64).eps * rounding)
+        return Slope(rise / 2, 100 * torch.finfo(torch.float64).eps * rounding)
 
     def _moved(self, moved: Mapping[Key, Tensor]) -> Change:
         by_id = {id(self.values[key]): it for key, it in moved.items()}
@@ -338,40 +340,6 @@ class _Checked:
             return doubled(kept) if found is None else found
 
         return change
-
-
-@dataclass(slots=True)
-class _Slope:
-    """The slope of L along one step, times the length of that."""
-
-    seen: float  # by finite differences
-    noise: float  # how far rounding may have moved that
-    known: float = 0.0  # by the VJP
-
-
-def _relative(
-    slopes: list[_Slope], size: float = 0.0, hiding: float = HIDING
-) -> tuple[float, bool] | None:
-    """Return how far the slopes by the two ways are apart, as a part of their size.
-
-    Args:
-        slopes: Some slopes.
-        size: Their size; by default the larger of the two norms.
-        hiding: Rounding of more than this part of the size may hide an error.
-
-    Returns:
-        That, and whether rounding is too small to hide more; ``None`` where a finite
-        difference is not finite.
-    """
-    seen, known = [it.seen for it in slopes], [it.known for it in slopes]
-    if not all(map(math.isfinite, seen)):
-        return None
-    if not all(map(math.isfinite, known)):
-        return math.inf, True
-    apart = [max(abs(it.seen - it.known) - it.noise, 0.0) for it in slopes]
-    size = size or max(math.hypot(*seen), math.hypot(*known))
-    is_clear = math.hypot(*(it.noise for it in slopes)) <= hiding * size
-    return (math.hypot(*apart) / size if any(apart) else 0.0), is_clear
 
 
 def _fits(grad: Tensor | None, point: Tensor) -> bool:
@@ -430,11 +398,6 @@ def _widest(tensor: Tensor) -> torch.dtype:
     it take no other.
     """
     return torch.complex128 if tensor.is_complex() else torch.float64
-
-
-def doubled(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64, or complex128."""
-    return tensor.detach().to(wider(tensor.dtype))
 
 
 def _dot(a: Tensor, b: Tensor) -> float:

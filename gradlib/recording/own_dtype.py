@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from gradlib.double import Double, wider
+from gradlib.double import Double, doubled, wider
 from gradlib.recording.difference import gaps, gaps_of_shares, rtol_of
-from gradlib.recording.finite_differences import doubled
 from gradlib.recording.replay import Replayed, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
