@@ -158,7 +158,7 @@ class History:
 
     def children(self, module: nn.Module, moment: int) -> Children:
         """Return the children that `module` had at a moment."""
-        return dict(self._at(module, "children", moment, own_children(module)))
+        return dict(self._known(module, moment).at("children", moment))
 
     def inside(self, module: nn.Module, moment: int) -> dict[nn.Module, str]:
         """Return `module` and all modules inside it at a moment.
@@ -200,8 +200,7 @@ class History:
     def parameters(self, module: nn.Module, moment: int) -> Tensors:
         """Return the own parameters that `module` had at a moment.
 
-        A module first seen later is as it was then. A tensor that stood in two places
-        is one `Kept` here too.
+        A tensor that stood in two places is one `Kept` here too.
         """
         return self._known(module, moment).at("parameters", moment)
 
@@ -211,25 +210,19 @@ class History:
 
     def made_since(self, module: nn.Module, moment: int) -> dict[str, Tensor]:
         """Return the first values of the weights that a module lacked at a moment."""
-        seen = self._seen.get(module)
-        if seen is None:
-            return {}
         return {
             name: self.at(module, last_lazy)[name].value
-            for name, last_lazy in seen.filled.items()
+            for name, last_lazy in self._known(module, moment).filled.items()
             if moment <= last_lazy
         }
 
-    def attributes(self, module: nn.Module, moment: int) -> Attributes | None:
-        """Return a module's attributes at a moment; ``None`` if it was never seen."""
-        return self._at(module, "attributes", moment, None)
+    def attributes(self, module: nn.Module, moment: int) -> Attributes:
+        """Return the attributes that `module` had at a moment."""
+        return self._known(module, moment).at("attributes", moment)
 
     def hooks(self, module: nn.Module, moment: int) -> dict[str, Any]:
         """Return the hooks `module` had at a moment, by the attribute they stood in."""
-        seen = self._seen.get(module)
-        if seen is None:
-            return hooks_of_others(module)
-        known: Hooks | None = seen.at("hooks", moment)
+        known: Hooks | None = self._known(module, moment).at("hooks", moment)
         if known is None:
             return NO_HOOKS
         # A lazy module has taken another class since, without the methods hooks call.
@@ -237,12 +230,11 @@ class History:
 
     def training(self, module: nn.Module, moment: int) -> bool:
         """Tell whether `module` was in training at a moment."""
-        now = getattr(module, "training", False)
-        return self._at(module, "training", moment, now)
+        return self._known(module, moment).at("training", moment)
 
     def kind(self, module: nn.Module, moment: int) -> type[nn.Module]:
         """Return the class that `module` had at a moment."""
-        return self._at(module, "kind", moment, type(module))
+        return self._known(module, moment).at("kind", moment)
 
     @contextmanager
     def looked_at_once(self) -> Generator[None]:
@@ -262,13 +254,13 @@ class History:
         held = {id(kept) for it in inner for kept in self.at(it, moment).values()}
         return standing.changed(moment, held)
 
-    def _at(self, module: nn.Module, field: str, moment: int, now: Any) -> Any:
-        """Return a field's value at a moment; `now` if the module was never seen."""
-        seen = self._seen.get(module)
-        return now if seen is None else seen.at(field, moment)
-
     def _known(self, module: nn.Module, moment: int) -> Seen:
-        return self._seen.get(module) or self._meet(module, moment)
+        """Return what is known of a module; one first seen later is as it was then."""
+        seen = self._seen.get(module)
+        if seen is None:
+            seen = self._meet(module, moment)
+            self._look_at_hooks(seen, module, moment)
+        return seen
 
     def _meet(self, module: nn.Module, moment: int) -> Seen:
         """Look at a module for the first time."""

@@ -231,11 +231,10 @@ class Scene:
     def _calls_no_others(self, module: nn.Module) -> bool:
         """Tell whether a module is torch's own, with nothing added to what it runs."""
         moment, history = self._trace.moment, self._history
-        stood = history.attributes(module, moment)
         return (
             is_of_torch(type(module))
             and history.hooks(module, moment) is NO_HOOKS
-            and (stood is None or "forward" not in stood.names)
+            and "forward" not in history.attributes(module, moment).names
         )
 
     def _set(self, module: nn.Module) -> None:
@@ -322,17 +321,12 @@ class Scene:
         stood = {it: self._history.attributes(it, moment) for it in modules}
         # An object in several modules is as the called one held it, or else as the one
         # that was looked at first.
-        order = sorted(stood, key=lambda it: at.last if (at := stood[it]) else 0)
-        for module in sorted(order, key=lambda it: it is not self._module):
-            state, then = vars(module), stood[module]
-            if then is not None:
-                for name in state.keys() - OF_TORCH - then.found.keys():
-                    del state[name]
-                state.update(
-                    (name, value)
-                    for name, value in then.found.items()
-                    if value is not NOT_KEPT
-                )
+        order = sorted(stood, key=lambda it: (it is not self._module, stood[it].last))
+        for module in order:
+            state, then = vars(module), stood[module].found
+            for name in state.keys() - OF_TORCH - then.keys():
+                del state[name]
+            state.update((key, it) for key, it in then.items() if it is not NOT_KEPT)
             with self._explained("Copying the attributes for {}"):
                 self._copies.put_into(module)
         with self._explained("Copying the attributes for {}"):
