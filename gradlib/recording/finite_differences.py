@@ -130,9 +130,6 @@ def _together(
         return
     slopes: dict[Key, float] = {}
     for key, value in values.items():
-        if not has_values(value) or key in again.written:
-            yield {key: value}
-            continue
         grad = again.shares.get(key)
         size = 0.0 if grad is None else norm([grad])
         slopes[key] = size * _scale(_widened(value))

@@ -7,10 +7,11 @@ import pickle
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
+from torch import nn
 
 from gradlib.errors import CannotReplayError
 from gradlib.progress import reported
@@ -58,7 +59,7 @@ def verify(
 ) -> Verification:
     """Replay each call and compare; see `Recording.verify`."""
     if not traces:
-        return Verification((), (), 0, 0, ())
+        return Verification((), (), agreed=0, calls=0)
     with require_replayable(traces[0].block).looked_at_once():
         return _verified(traces, numerical, tolerance)
 
@@ -104,11 +105,10 @@ def _owned_by_no_call(traces: Sequence[CallTrace]) -> dict[str, None]:
     """Return the names of parameters in called modules that no recorded call owns."""
     found = dict[str, None]()
     met = {it.module for it in traces}
-    for trace in traces:
-        history, module = trace.block.history, trace.module
-        if history is None or module is None or not trace.passes():
-            continue
-        for it, path in history.inside(module, trace.moment).items():
+    history = require_replayable(traces[0].block)
+    for trace in filter(CallTrace.passes, traces):
+        called = cast(nn.Module, trace.module)
+        for it, path in history.inside(called, trace.moment).items():
             if it in met:
                 continue
             met.add(it)

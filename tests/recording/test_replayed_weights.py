@@ -266,3 +266,16 @@ def test_modules_of_one_class_with_settings_of_their_own() -> None:
     recording = replays(model, torch.randn(4, 3, requires_grad=True))
     assert_replays(recording, model)
     assert recording.verify().agreed == 4
+
+
+def test_attributes_keep_their_order_around_a_replay() -> None:
+    model: Any = nn.Linear(3, 3)
+    model.note = 1
+    with gradlib.record(model) as recording:
+        model(torch.ones(2, 3)).sum().backward()
+    weight = model.weight.detach()
+    del model.weight, model.note
+    model.weight, model.note = weight, 1  # the first is no parameter, and goes for it
+    before = [*vars(model)]
+    recording[""].replay()
+    assert [*vars(model)] == before

@@ -403,3 +403,12 @@ def test_one_call_agrees() -> None:
     with gradlib.record(model := nn.Linear(2, 1)) as recording:
         model(torch.ones(3, 2)).sum().backward()
     assert str(recording.verify()) == "Verification: 1 of 1 call agrees"
+
+
+@pytest.mark.parametrize("numerical", [False, True])
+def test_a_recording_without_calls(numerical: bool) -> None:
+    with gradlib.record(model()) as recording:
+        pass
+    found = recording.verify(numerical=numerical)
+    assert not found.ok
+    assert str(found) == "Verification: 0 of 0 calls agree"

@@ -472,6 +472,47 @@ def test_what_a_call_does_not_use_as_it_is_said_to_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_values_that_cannot_be_checked_hide_no_other(factor: float) -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Parameter(torch.empty(3, device="meta"))
+            self.shift = nn.Parameter(torch.zeros(3))
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.shift.fill_(2)
+            weight = self.weight * 1
+            if weight.requires_grad:
+                weight.register_hook(lambda grad: grad * factor)
+            return x * weight + self.shift
+
+    x = torch.randn(5, 3, requires_grad=True)
+    found = recorded(nn.Sequential(Several()), x).verify(numerical=True)
+    fields = [it.field for it in found.disagreements]
+    assert fields == ["param_grads['weight']"] * (factor > 1)
+    assert set(found.unchecked) == {"0.unused", "0.shift"}
+
+
+def test_another_shape_in_float64() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * self.weight
+            return y.flatten() if y.dtype == torch.float64 else y
+
+    with gradlib.record(model := Flat()) as recording:
+        model(torch.randn(5, 3)).sum().backward()
+    found = recording.verify(numerical=True)
+    assert found.ok
+    assert found.unchecked == ("weight",)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
 def test_a_parameter_in_eight_bits(factor: float) -> None:
     class Widened(nn.Module):
         def __init__(self) -> None:
