@@ -1,26 +1,23 @@
 """One recorded call of a module, and what each backward pass gave it."""
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
-
-from torch import Tensor
+from typing import Any
 
 from gradlib.errors import AmbiguousCallError, CannotReplayError, NotKeptError
-from gradlib.recording.difference import agree, gap
-from gradlib.recording.in_words import (
-    norm_text,
-    of_pass,
-    passes_text,
-    shape_text,
-    shown,
+from gradlib.recording.call_table import (
+    COLUMNS,
+    SAME_TOTALS,
+    leave_out_same_totals,
+    leaves_of,
+    rows_of,
 )
+from gradlib.recording.difference import agree
+from gradlib.recording.in_words import of_pass, passes_text, shown
 from gradlib.recording.notes import note
 from gradlib.recording.replay import replay
 from gradlib.recording.replayable import label
 from gradlib.recording.trace import FIELDS, CallTrace, Key
 from gradlib.render import Printable, Table
-from gradlib.sharded import own_part
-from gradlib.tree import Tree
 
 
 class Pass(Printable):
@@ -216,9 +213,9 @@ class Pass(Printable):
         return self._call.gradients(gathered, self._backward)
 
     def _table(self) -> Table:
-        shown = _leaves(self, PASS_FIELDS, self._call)
-        footer = (SAME_TOTALS,) if _leave_out_same_totals(shown) else ()
-        return Table(repr(self)[1:-1], COLUMNS, _rows(shown), footer)
+        shown = leaves_of(self, PASS_FIELDS, self._call)
+        footer = (SAME_TOTALS,) if leave_out_same_totals(shown) else ()
+        return Table(repr(self)[1:-1], COLUMNS, rows_of(shown), footer)
 
 
 class Call(Printable):
@@ -364,12 +361,12 @@ class Call(Printable):
         return self._trace.inputs.build()
 
     def _table(self) -> Table:
-        rows = _rows(_leaves(self, CALL_FIELDS, self._trace))
+        rows = rows_of(leaves_of(self, CALL_FIELDS, self._trace))
         left_out = 0
         for i, pass_ in enumerate(self.passes):
-            shown = _leaves(pass_, PASS_FIELDS, self._trace)
-            left_out += _leave_out_same_totals(shown)
-            rows += _rows(shown, of_pass(i, len(self.passes)))
+            shown = leaves_of(pass_, PASS_FIELDS, self._trace)
+            left_out += leave_out_same_totals(shown)
+            rows += rows_of(shown, of_pass(i, len(self.passes)))
         title = f"{_title(self._trace)}: {self.module_type}"
         footer = [SAME_TOTALS] if left_out else []
         if len(self.passes) > 1:
@@ -380,14 +377,6 @@ class Call(Printable):
         return Table(title, COLUMNS, rows, tuple(footer))
 
 
-COLUMNS = ("field", "shape", "norm")
-MOST = 40
-"""A field with more entries than this shows the first half of that many."""
-
-Place: TypeAlias = tuple[str, int]
-"""Where something stands in a field: the path to it, ``[0]``, and its number."""
-
-SAME_TOTALS = "a _total without a row is equal to its share"
 # What a call and a pass show, each with the field in `keep` that includes it.
 CALL_FIELDS = {"args": "args", "kwargs": "args", "output": "output"}
 PASS_FIELDS = {
@@ -412,72 +401,6 @@ def _require_kept(call: CallTrace, field: str) -> None:
         raise NotKeptError(
             f'"{field}" was not kept: record(..., keep={kept}) left it out.'
         )
-
-
-def _leaves(
-    shown: Call | Pass, fields: Mapping[str, str], call: CallTrace
-) -> dict[str, dict[Place, Any]]:
-    """Return what stands in each field that was kept, by its place there.
-
-    A keyword argument that is a flag or a number has no place in gradients: it cannot
-    have one. With ``reduce``, a number may be what was made of a tensor.
-    """
-    trees = {
-        name: Tree.of(getattr(shown, name))
-        for name, travels_with in fields.items()
-        if _is_kept(call, travels_with)
-    }
-    without = bool | str if call.block.is_reduced else bool | str | int | float
-    flags = {
-        place
-        for place, given in enumerate(Tree.of(call.inputs.build()[1]).leaves)
-        if given is None or isinstance(given, without)
-    }
-    paths = {name: tree.paths() for name, tree in trees.items()}
-    return {
-        name: {
-            (paths[name][place], place): tree.leaves[place]
-            for place in tree.own_order()
-            if not (name.startswith("grad_kwargs") and place in flags)
-        }
-        for name, tree in trees.items()
-    }
-
-
-def _leave_out_same_totals(shown: dict[str, dict[Place, Any]]) -> int:
-    """Leave out the totals that are equal to their shares, and return how many."""
-    before = sum(map(len, shown.values()))
-    for name in [it for it in shown if f"{it}_total" in shown]:
-        shares, totals = shown[name], shown[f"{name}_total"]
-        shown[f"{name}_total"] = {
-            place: total
-            for place, total in totals.items()
-            if place not in shares or not _are_same(shares[place], total)
-        }
-    return before - sum(map(len, shown.values()))
-
-
-def _are_same(share: Any, total: Any) -> bool:
-    """Tell whether two gradients are equal, or here, if they are distributed."""
-    return not gap(*(_here(it) for it in (share, total))).difference
-
-
-def _here(grad: Any) -> Any:
-    return own_part(grad) if isinstance(grad, Tensor) else grad
-
-
-def _rows(
-    shown: Mapping[str, Mapping[Place, Any]], prefix: str = ""
-) -> list[tuple[str, ...]]:
-    """Return a row for each thing that stands in some fields, or for some of many."""
-    rows: list[tuple[str, ...]] = []
-    for name, leaves in shown.items():
-        every = [(prefix + name + path, leaf) for (path, _), leaf in leaves.items()]
-        some = every if len(every) <= MOST else every[: MOST // 2]
-        rows += [(path, shape_text(leaf), norm_text(leaf)) for path, leaf in some]
-        if left_out := len(every) - len(some):
-            rows.append((f"... {left_out} more in {prefix}{name}", "", ""))
-    return rows
 
 
 def _title(trace: CallTrace) -> str:
