@@ -88,15 +88,10 @@ def hook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
 
 def unhook_modules(hooks: Mapping[nn.Module, tuple[Any, Any]]) -> None:
     """Remove the hooks that `hook_modules` has set."""
-    for module, (before, after) in hooks.items():
-        every = _hooks_around_forward(vars(module))
-        pre_hooks, with_kwargs, forward_hooks, also_with_kwargs, always_called = every
-        first, last = id(before), id(after)
-        pre_hooks.pop(first, None)
-        with_kwargs.pop(first, None)
-        forward_hooks.pop(last, None)
-        also_with_kwargs.pop(last, None)
-        always_called.pop(last, None)
+    for module, both in hooks.items():
+        for known in _hooks_around_forward(vars(module)):
+            for hook in both:
+                known.pop(id(hook), None)
 
 
 def without_hooks(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:

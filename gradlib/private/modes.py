@@ -204,12 +204,9 @@ def graph_is_captured() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-_forward_ad = cast(Any, forward_ad)
-
-
 def tensors_may_be_dual() -> bool:
     """Tell whether tensors may carry tangents of forward-mode AD."""
-    return _forward_ad._current_level >= 0
+    return cast(Any, forward_ad)._current_level >= 0
 
 
 def nobody_looks_on() -> bool:
