@@ -8,18 +8,15 @@ import copy
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
-from operator import is_not
 from types import MemberDescriptorType
 from typing import Any, cast
 
-import optree
 import torch
 from torch import Tensor, nn
 
 from gradlib.private.classes import slots_of
 from gradlib.private.tensors import referent
-from gradlib.recording.past_attributes import OF_TORCH, Held, Was, is_container
+from gradlib.recording.past_attributes import OF_TORCH, Held, Was, filled, is_container
 from gradlib.recording.shared_memory import same_part, storage_of
 from gradlib.recording.stateful import copied, is_stateful
 from gradlib.values import clone
@@ -134,15 +131,9 @@ class Copies:
 
     def _filled(self, container: Any) -> Any:
         """Return a container of the same kind, with copies of what is in this one."""
+        made = copy.copy(container)
         if not isinstance(container, dict | set):
-            return cast(Any, optree).tree_map(
-                self.of,
-                container,
-                is_leaf=partial(is_not, container),
-                none_is_leaf=True,
-            )
-        # Not by optree, which sorts the keys: tensors cannot be sorted.
-        made: Any = copy.copy(cast(Any, container))
+            return filled(made, [*map(self.of, container)])
         made.clear()
         if isinstance(container, set):
             made.update(map(self.of, cast(set[Any], container)))

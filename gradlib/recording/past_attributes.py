@@ -217,7 +217,7 @@ class PastAttributes:
             return made
         if kind is set or any(it is NOT_KEPT for it in kept):
             return NOT_KEPT
-        return _filled(made, kept)
+        return filled(made, kept)
 
     def _was(self, tensor: Tensor) -> Any:
         try:
@@ -266,7 +266,7 @@ def held_among(
     return found
 
 
-def _filled(container: Any, things: list[Any]) -> Any:
+def filled(container: Any, things: list[Any]) -> Any:
     """Return a container with `things` in place of what is in it."""
     kind: type[Any] = type(cast(object, container))
     is_named: Any = optree.is_namedtuple_class(kind)
