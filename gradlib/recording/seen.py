@@ -71,7 +71,7 @@ class Seen:
 
     def at(self, field: str, moment: int) -> Any:
         """Return a field's value at a moment; before the first look, what that saw."""
-        past = self.past(field)
+        past = (self._past or {}).get(field, [])
         place = bisect_right(past, moment, key=itemgetter(0))
         return past[place][1] if place < len(past) else getattr(self, field)
 
@@ -84,10 +84,6 @@ class Seen:
         """Return the moment since which all fields are what they are."""
         past = self._past or {}
         return max((until for *_, (until, _) in past.values()), default=0)
-
-    def past(self, field: str) -> list[tuple[int, Any]]:
-        """Return a field's past values, each with the moment at which it went."""
-        return [] if self._past is None else self._past.get(field, [])
 
 
 def are_as_kept(own: Mapping[str, Tensor | None], known: Tensors) -> bool:
