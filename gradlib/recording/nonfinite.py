@@ -11,13 +11,14 @@ from torch import Tensor
 
 from gradlib.errors import NotKeptError
 from gradlib.plain_tensors import is_inexact, wide
-from gradlib.recording.in_words import of_pass, quoted
+from gradlib.recording.in_words import quoted
 from gradlib.recording.order import rounds
 from gradlib.recording.places import (
     full_name,
     grad_output_name,
     input_name,
     output_name,
+    pass_prefix,
     share_name,
     total_name,
 )
@@ -281,9 +282,8 @@ def _made_backward(call: CallTrace, number: int, key: Key) -> Nonfinite:
 
 def _in_pass(call: CallTrace, number: int, field: str, remark: str = "") -> Nonfinite:
     """Return a result that names a field of one pass, as a user asks for it."""
-    passes = call.passes()
-    prefix = of_pass(passes.index(number), len(passes))
-    return Nonfinite(call.name, call.index, "backward", prefix + field, remark)
+    field = pass_prefix(call, number) + field
+    return Nonfinite(call.name, call.index, "backward", field, remark)
 
 
 REDUCED = " Or reduce made it, whose result this is."

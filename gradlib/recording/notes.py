@@ -4,8 +4,8 @@ from collections import defaultdict
 from typing import Any
 
 from gradlib.recording.in_words import passes_text
-from gradlib.recording.places import input_name, output_name
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.places import input_name, key_name, output_name
+from gradlib.recording.trace import CallTrace
 
 # Why no backward pass gave the call anything.
 NOT_ASKED = "no field with gradients was kept"
@@ -112,10 +112,10 @@ def _why_never(call: CallTrace, passes: list[int]) -> list[str]:
     if call.no_pass_because and not passes:
         return []
     idle = [
-        *(_key_name(call, it) for it in call.idle),
+        *(key_name(call, it) for it in call.idle),
         *(output_name(call, place) for place in call.idle_outputs),
     ]
-    returned = [_key_name(call, it) for it in call.returned]
+    returned = [key_name(call, it) for it in call.returned]
     return [*map(NO_GRAD.format, idle), *map(RETURNED.format, returned)]
 
 
@@ -180,8 +180,3 @@ def _unfilled(call: CallTrace, number: int, gathered: str) -> list[Any]:
         key for flow in call.flows for key in getattr(flow, gathered)
     )
     return [key for key in waited if key not in given]
-
-
-def _key_name(call: CallTrace, key: Key) -> str:
-    """Return the expression for an input, or the name of a parameter."""
-    return input_name(call, key) if isinstance(key, int) else key

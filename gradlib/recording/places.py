@@ -1,11 +1,23 @@
 """The expression by which a user asks a call for a value or gradient: ``args[0]``."""
 
+from gradlib.recording.in_words import of_pass
 from gradlib.recording.trace import CallTrace, Key
 
 
 def full_name(call: CallTrace, path: str) -> str:
     """Return the model's name for what the call's module names `path`."""
     return f"{call.name}.{path}".removeprefix(".")
+
+
+def key_name(call: CallTrace, key: Key) -> str:
+    """Return the expression for an input, or the name of a parameter."""
+    return input_name(call, key) if isinstance(key, int) else key
+
+
+def pass_prefix(call: CallTrace, number: int) -> str:
+    """Return what goes before the fields of a pass, by our number of it."""
+    passes = call.passes()
+    return of_pass(passes.index(number), len(passes))
 
 
 def input_name(call: CallTrace, place: int) -> str:

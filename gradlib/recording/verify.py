@@ -26,11 +26,10 @@ from gradlib.recording.difference import (
     rtol_of,
 )
 from gradlib.recording.finite_differences import wrong_shares
-from gradlib.recording.in_words import of_pass
 from gradlib.recording.notes import closed, note
 from gradlib.recording.other_ways import why_apart
 from gradlib.recording.own_dtype import wrong_in_own_dtype
-from gradlib.recording.places import full_name, input_name, share_name
+from gradlib.recording.places import full_name, key_name, pass_prefix, share_name
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.replayable import label, require_replayable, require_whole
 from gradlib.recording.trace import CallTrace, Key
@@ -198,8 +197,7 @@ def _skipped(trace: CallTrace, number: int, error: CannotReplayError) -> Skipped
 
 def _field(trace: CallTrace, number: int, key: Key) -> str:
     """Return the expression for a share in a pass: ``passes[1].grad_input[0]``."""
-    passes = trace.passes()
-    return of_pass(passes.index(number), len(passes)) + share_name(trace, key)
+    return pass_prefix(trace, number) + share_name(trace, key)
 
 
 def _by_differences(
@@ -226,7 +224,7 @@ def _by_differences(
         if not math.isnan(error):
             yield wrong(key, error, NO_SLOPE)
         else:
-            yield key if isinstance(key, str) else input_name(trace, key)
+            yield key_name(trace, key)
     if replayed and all(map(math.isnan, by_slope.values())):
         inside = _dtypes_inside(trace, number)
         own_dtype = wrong_in_own_dtype(trace, number, replayed, inside, rtol)
