@@ -6,7 +6,7 @@ backward then computes with other values than the forward did.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from torch import Tensor, nn
 
@@ -19,11 +19,17 @@ from gradlib.recording.trace import CallTrace, Key
 from gradlib.subclasses import is_of_other_class
 from gradlib.values import same_values
 
-Later: TypeAlias = dict[tuple[nn.Module, str], tuple[str, Tensor, bool]]
-"""By module and name of a tensor: its name in the called module, and a later value.
 
-With it comes whether autograd saw none of the writes.
-"""
+class Later(NamedTuple):
+    """A tensor that was written to after a call began."""
+
+    path: str  # its name in the called module
+    value: Tensor  # that it has later
+    is_unseen: bool  # whether autograd saw none of the writes
+
+
+Laters: TypeAlias = dict[tuple[nn.Module, str], Later]
+"""Several, by module and name in that."""
 
 FEW = 16
 """For at most this many tensors, a replay each tells which of them matter."""
@@ -49,7 +55,7 @@ def written_between(
         others = {it: found[it] for it in found if it != key}
         if others and explain(others):
             found = others
-    return [path for path, *_ in found.values()]
+    return [it.path for it in found.values()]
 
 
 def perhaps_written(
@@ -66,11 +72,11 @@ def perhaps_written(
     were written to again after the pass, what they were in it is not known.
     """
     later = _later(trace, number, traces).items()
-    found: Later = {key: it for key, it in later if it[2]}
+    found = {key: it for key, it in later if it.is_unseen}
     if len(found) > FEW:
         return []
     as_before = partial(gives, trace, number, replayed, tolerance)
-    return [it[0] for key, it in found.items() if not as_before({key: it})]
+    return [it.path for key, it in found.items() if not as_before({key: it})]
 
 
 def gives(
@@ -78,7 +84,7 @@ def gives(
     number: int,
     shares: Mapping[Key, Any],
     tolerance: Tolerance,
-    values: Later,
+    values: Laters,
 ) -> bool:
     """Tell whether a pass, run again with some later values, gives these shares."""
     again = replay(trace, number, turn=partial(_put, values)).shares
@@ -87,7 +93,7 @@ def gives(
     return all(tolerance.allows(it) for _, it in gaps_of_shares(shares, again))
 
 
-def _later(trace: CallTrace, number: int, traces: Sequence[CallTrace]) -> Later:
+def _later(trace: CallTrace, number: int, traces: Sequence[CallTrace]) -> Laters:
     """Return the tensors that changed after the call began, with their later values.
 
     Later is when the first call after the pass began, or now if there is none.
@@ -95,7 +101,7 @@ def _later(trace: CallTrace, number: int, traces: Sequence[CallTrace]) -> Later:
     history, called = require_replayable(trace.block), cast(nn.Module, trace.module)
     ended = trace.block.ended(number)
     following = min((it.moment for it in traces if it.moment > ended), default=None)
-    found: Later = {}
+    found: Laters = {}
     for module, path in history.inside(called, trace.moment).items():
         then = history.at(module, trace.moment)
         after = then if following is None else history.at(module, following)
@@ -106,8 +112,8 @@ def _later(trace: CallTrace, number: int, traces: Sequence[CallTrace]) -> Later:
             value = kept.tensor if following is None else last.value
             version = version_of(kept.tensor) if following is None else last.version
             if _is_other(value, kept):
-                unseen = version == kept.version != UNKNOWN
-                found[module, name] = path + name, value, unseen
+                is_unseen = version == kept.version != UNKNOWN
+                found[module, name] = Later(path + name, value, is_unseen)
     return found
 
 
@@ -124,9 +130,9 @@ def _is_other(value: Tensor, kept: Kept) -> bool:
     )
 
 
-def _put(values: Later) -> None:
+def _put(values: Laters) -> None:
     """Write values into the replayed model, unseen by autograd."""
-    for (module, name), (_, value, _) in values.items():
+    for (module, name), it in values.items():
         tensor = own_parameters(module).get(name, own_buffers(module).get(name))
         if tensor is not None:
-            tensor.data.copy_(value.detach())
+            tensor.data.copy_(it.value.detach())
