@@ -322,14 +322,14 @@ class Scene:
         # An object in several modules is as the called one held it, or else as the one
         # that was looked at first.
         order = sorted(stood, key=lambda it: (it is not self._module, stood[it].last))
-        for module in order:
-            state, then = vars(module), stood[module].found
-            for name in state.keys() - OF_TORCH - then.keys():
-                del state[name]
-            state.update((key, it) for key, it in then.items() if it is not NOT_KEPT)
-            with self._explained("Copying the attributes for {}"):
-                self._copies.put_into(module)
         with self._explained("Copying the attributes for {}"):
+            for module in order:
+                state, then = vars(module), stood[module].found
+                for name in state.keys() - OF_TORCH - then.keys():
+                    del state[name]
+                kept = {key: it for key, it in then.items() if it is not NOT_KEPT}
+                state.update(kept)
+                self._copies.put_into(module)
             self._copies.put_on_tensors()
 
     def _weight(self, kept: Kept) -> nn.Parameter:

@@ -180,6 +180,16 @@ def test_the_hooks_of_a_module_that_was_not_seen() -> None:
 # Attributes
 
 
+def test_an_attribute_that_requires_grad_later() -> None:
+    module = parent_of()
+    module.scale = torch.ones(3)
+    history = begin(module)
+    module.scale.requires_grad_()
+    history.look(10)
+    found = [history.attributes(module, it).found["scale"] for it in (0, 10)]
+    assert [it.requires_grad for it in found] == [False, True]
+
+
 class Scales(nn.Module):
     def __init__(self, rows: list[float]) -> None:
         super().__init__()

@@ -533,3 +533,25 @@ def test_a_checkpoint_outside_of_the_model_is_left_as_it_was() -> None:
         model(x).sum().backward(retain_graph=True)
     recording[""].replay()
     assert made.grad_fn.run_function is before
+
+
+def test_a_backward_that_gives_an_input_nothing() -> None:
+    class Straight(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+            return x + y
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+            assert ctx.needs_input_grad == (True, True)
+            return None, grads[0]
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return Straight.apply(x * 1, y)
+
+    model, (x, y) = Model(), torch.ones(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        loss_of(model(x, y)).backward()
+    assert recording[""].replay().grad_input[0] is None
+    assert_replays(recording, model)
