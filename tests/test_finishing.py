@@ -123,7 +123,7 @@ def hooks_left(model: nn.Module) -> int:
 @pytest.mark.parametrize(
     "line",
     [
-        "always_called.pop(last, None)",
+        "known.pop(id(hook), None)",
         "stop_all(itertools.chain.from_iterable(hooks.values()))",
         "hook.remove()",
         "self.on_tensors.clear()",
