@@ -35,6 +35,8 @@ def cut_path(
         return DetachedPathError(apart + why)
     seen = list(caller.at().lifted.left)
     hint = "such as .detach(), torch.no_grad(), NumPy or .item()"
+    if caller.arguments.of_parameters:
+        hint += ", or a checkpoint with use_reentrant=True that is given only data"
     if seen:
         hint = f"and fn uses {', '.join(seen[:3])}"
     return DetachedPathError(

@@ -620,3 +620,22 @@ def test_a_folder_of_ones_own_may_be_called_torch() -> None:
     exec(compile(code, "/somebody/torch/gradlib/jacobian/own.py", "exec"), space)
     with pytest.raises(DetachedPathError, match=r"\.detach\(\) in own\.py:2"):
         gradlib.per_sample_jacobian(space["fn"], points(4, 3))
+
+
+class GivenOnlyData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Any = checkpoint(self.part, x, use_reentrant=True)
+        return self.last(hidden.tanh())
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_checkpoint_given_only_data_is_among_the_causes() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(DetachedPathError, match="use_reentrant=True that is given onl"):
+        gradlib.per_sample_jacobian(
+            GivenOnlyData(), points(5, 3).float(), argnums="parameters"
+        )
