@@ -601,6 +601,24 @@ def test_what_cannot_be_stored_is_refused(
     assert list(path.parent.iterdir()) == [path]
 
 
+class ReturnsNested(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), torch.nested.nested_tensor([x[0].detach(), x[1, :1].detach()])
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_value_that_cannot_be_stored_is_named(path: Path) -> None:
+    model = nn.ModuleList([nn.ReLU(), ReturnsNested()])
+    with gradlib.record(model) as recording:
+        model[1](model[0](torch.ones(2, 3)))
+    with pytest.raises(
+        gradlib.NotStorableError, match=r'output\[1\] of call 0 of "1": A nested tensor'
+    ):
+        recording.save(path)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("broken", ["os.fsync", "pathlib.Path.replace"])
 def test_a_failed_save_leaves_the_old_file_and_nothing_else(
     broken: str, path: Path, monkeypatch: pytest.MonkeyPatch

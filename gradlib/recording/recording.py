@@ -5,7 +5,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 from gradlib import storage
-from gradlib.errors import AmbiguousCallError, NoSuchCallError, RecordingArgumentError
+from gradlib.errors import (
+    AmbiguousCallError,
+    NoSuchCallError,
+    NotStorableError,
+    RecordingArgumentError,
+)
 from gradlib.recording import saving
 from gradlib.recording.call import Call
 from gradlib.recording.compare import compare
@@ -452,9 +457,13 @@ class Recording(Printable):
                 that is no regular file.
         """
         saving.require_path(path)
-        storage.save(
-            path, saving.plain(self._block, self._names, self._traces), saving.CLASSES
-        )
+        content = saving.plain(self._block, self._names, self._traces)
+        try:
+            storage.save(path, content, saving.CLASSES)
+        except NotStorableError as error:
+            if place := saving.refused_in(self._traces):
+                raise NotStorableError(f"{place}: {error.args[0]}") from error
+            raise
 
     def _find(self, name: str) -> list[CallTrace]:
         return self._sorted("name").get(self._names.get(name, name), [])

@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from gradlib.errors import RecordingArgumentError
-from gradlib.plain_values import Class, dtype_named
+from gradlib.errors import NotStorableError, RecordingArgumentError
+from gradlib.plain_values import Class, Writer, dtype_named
 from gradlib.recording.nonfinite import nonfinite_state
+from gradlib.recording.places import input_name, output_name
+from gradlib.recording.replayable import label
 from gradlib.recording.trace import Block, CallTrace, Flow
 from gradlib.stats import TensorStats
 from gradlib.tree import Tree
@@ -62,6 +65,20 @@ def plain(
         "names": dict(names),
         "calls": [_plain_call(trace) for trace in tuple(traces)],
     }
+
+
+def refused_in(traces: Sequence[CallTrace]) -> str:
+    """Name the first argument or output that cannot be written; ``""`` for none."""
+    for trace in traces:
+        given = [(input_name, it) for it in enumerate(trace.inputs.leaves)]
+        returned = [(output_name, it) for it in enumerate(trace.output_leaves())]
+        for name_of, (place, leaf) in (*given, *returned):
+            try:
+                if isinstance(leaf, Tensor):
+                    Writer({}).written(leaf)
+            except NotStorableError:
+                return f"{name_of(trace, place)} of {label(trace)}"
+    return ""
 
 
 def restored(
