@@ -9,20 +9,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gradlib.module_hook import NO_HOOKS, all_are_ours, hooks_of_others
-from gradlib.private.classes import once_for_each_class
 from gradlib.private.hooks import (
-    FORWARD_HOOKS,
     any_global_hook,
     hooks_set,
-    saved_tensors_hooks,
 )
 from gradlib.private.modes import (
     enable_grad,
     grad_is_enabled,
-    tensors_may_be_dual,
 )
 from gradlib.private.modules import (
-    CHILDREN,
     is_of_torch,
     modules_in,
     own_buffers,
@@ -33,7 +28,7 @@ from gradlib.recording.kept import Kept
 from gradlib.recording.past_attributes import Attributes, PastAttributes
 from gradlib.recording.seen import Children, Hooks, Seen, Tensors, are_as_kept
 from gradlib.recording.standing import Standing
-from gradlib.recording.world import World, random_states
+from gradlib.recording.world import World, world_now
 
 
 class History:
@@ -136,24 +131,8 @@ class History:
         Returns:
             The state outside of the model.
         """
-        own = vars(module)
         self._look_at_called(module, moment)
-        known = self._world
-        is_dual = tensors_may_be_dual()
-        saves_through_hooks = saved_tensors_hooks() is not None
-        if (
-            known is not None
-            and known.autocast == autocast
-            and known.is_dual is is_dual
-            and known.saves_through_hooks is saves_through_hooks
-            and not self._all_are_hooked
-            and _draws_nothing(type(module), own)
-        ):
-            return known
-        random, cuda = random_states()
-        if known is not None and random == known.random:
-            random = known.random  # each is some kilobytes
-        self._world = World(random, cuda, autocast, is_dual, saves_through_hooks)
+        self._world = world_now(module, self._world, autocast, self._all_are_hooked)
         return self._world
 
     def children(self, module: nn.Module, moment: int) -> Children:
@@ -377,30 +356,3 @@ class History:
 
 _UNKNOWN: Final[Any] = object()
 """Stands for the `Kept` of a tensor that was not met before."""
-
-
-def _draws_nothing(kind: type[nn.Module], own: dict[str, Any]) -> bool:
-    """Tell whether a call of a module is known to draw no random number.
-
-    Its class may be known for that; a forward that was put in, or a hook of others, is
-    not. The recorder itself has one hook before its forward, and one after it.
-
-    Args:
-        kind: The module's class.
-        own: The module's ``vars()``.
-    """
-    return (
-        not own[CHILDREN]
-        and "forward" not in own
-        and len(own[FORWARD_HOOKS[0]]) < 2
-        and len(own[FORWARD_HOOKS[1]]) < 2
-        and _never_draws(kind)
-    )
-
-
-@once_for_each_class
-def _never_draws(kind: type[nn.Module]) -> bool:
-    return is_of_torch(kind) and not (
-        kind.__module__ in ("torch.nn.modules.dropout", "torch.nn.modules.rnn")
-        or issubclass(kind, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
-    )
