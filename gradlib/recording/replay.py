@@ -14,7 +14,7 @@ from gradlib.private.modules import parametrizations_computed_anew
 from gradlib.random_state import random_state_kept
 from gradlib.recording.difference import shape_of
 from gradlib.recording.replayable import require_whole, state_of
-from gradlib.recording.scene import Change, Scene, idle, passed_parameters
+from gradlib.recording.scene import Change, Scene
 from gradlib.recording.trace import ARGUMENT, CallTrace, Key, Left
 from gradlib.tree import Tree
 from gradlib.values import keep
@@ -117,7 +117,7 @@ def inputs_of(trace: CallTrace) -> dict[Key, Tensor]:
     """Return the recorded inputs and own parameters that required grad."""
     history, _ = state_of(trace)
     # A parameter that is an input too is one leaf, under its name.
-    not_asked = idle(trace) | passed_parameters(trace).keys()
+    not_asked = trace.never_asked() | trace.passed_parameters().keys()
     found: dict[Key, Tensor] = {
         place: leaf
         for place, leaf in enumerate(trace.inputs.leaves)

@@ -275,7 +275,7 @@ class Scene:
 
     def _ask_for_parameters(self) -> None:
         """Have a pass take the shares of the called module's own parameters."""
-        own, not_asked = own_parameters(self._module), idle(self._trace)
+        own, not_asked = own_parameters(self._module), self._trace.never_asked()
         for name in self._trace.parameters:
             parameter = own.get(name)
             if parameter is not None and name not in not_asked:
@@ -356,8 +356,8 @@ class Scene:
 
     def _copied_arguments(self) -> Any:
         """Return copies of the arguments: the module may overwrite these."""
-        trace, not_asked = self._trace, idle(self._trace)
-        as_parameter = passed_parameters(trace)
+        trace, not_asked = self._trace, self._trace.never_asked()
+        as_parameter = trace.passed_parameters()
         made: dict[int, tuple[Tensor, Tensor]] = {}  # the leaf, and what is given
         filled: list[Any] = []
         for place, kept in enumerate(trace.inputs.leaves):
@@ -402,21 +402,3 @@ def _fill(hooks: dict[int, Any], others: Mapping[int, Any]) -> None:
     """Replace the hooks in a dict, which stays the same object."""
     hooks.clear()
     hooks.update(others)
-
-
-def idle(trace: CallTrace) -> set[Key]:
-    """Return the keys that required no grad, not even when a checkpoint recomputed."""
-    active = {key for flow in trace.flows for key in flow.shares}
-    return set(trace.idle) - active
-
-
-def passed_parameters(trace: CallTrace) -> dict[int, str]:
-    """Return the name of each input that is an own parameter: both have one share."""
-    found: dict[int, str] = {}
-    for flow in trace.flows:
-        names = {id(flow.shares[key]): key for key in flow.shares}
-        for key, grads in flow.shares.items():
-            name = names[id(grads)]  # parameters come after inputs
-            if isinstance(key, int) and isinstance(name, str):
-                found[key] = name
-    return found

@@ -244,6 +244,21 @@ class CallTrace:
         """Return the leaves of the inputs and of the output."""
         return [*self.inputs.leaves, *self.output_leaves()]
 
+    def never_asked(self) -> set[Key]:
+        """Return the keys of what required no grad, not even in a recomputation."""
+        return set(self.idle).difference(*(flow.shares for flow in self.flows))
+
+    def passed_parameters(self) -> dict[int, str]:
+        """Return the name of each input that is an own parameter too."""
+        found: dict[int, str] = {}
+        for flow in self.flows:
+            names = {id(grads): key for key, grads in flow.shares.items()}
+            for key, grads in flow.shares.items():
+                name = names[id(grads)]  # both have one share; parameters come last
+                if isinstance(key, int) and isinstance(name, str):
+                    found[key] = name
+        return found
+
     def passes(self) -> list[int]:
         """Return our numbers of the backward passes that reached the call."""
         surely = {
@@ -257,11 +272,7 @@ class CallTrace:
             for it in grads
         }
         perhaps = {
-            it
-            for flow in self.flows
-            for grads in flow.shares.values()
-            for it in grads
-            if it not in surely
+            it for flow in self.flows for grads in flow.shares.values() for it in grads
         }
         numbers = self.block.numbers
         found = {numbers[it] for it in surely}
