@@ -6,6 +6,7 @@ entries of an expanded one are one place in memory.
 """
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from gradlib.recording.difference import gaps, gaps_of_shares, rtol_of
 from gradlib.recording.replay import Replayed, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.world import World
 from gradlib.stats import root_mean_square
 
 LIMIT = 0.1
@@ -78,14 +80,8 @@ def wrong_in_own_dtype(
     if max(errors.values(), default=0.0) <= limit:
         return {}
     eps = max(it.eps for it in infos)
-    move = _mover(MOVED * eps)
-    drawn: list[bool] = []
-
-    def look() -> None:
-        drawn.append(trace.world is not None and trace.world.has_drawn())
-
-    others = [replay(trace, number, move, turn=look) for _ in range(REPLAYS)]
-    if any(drawn):
+    others = _replays_beside(trace, number, MOVED * eps)
+    if not others:
         return {}
     noise_of_output = max(_output_error(replayed, it) for it in others)
     # Strict: a mean over other random numbers nearly agrees, and its gradient does not.
@@ -105,6 +101,17 @@ def wrong_in_own_dtype(
         if _output_error(beside, exact) > ROOM * max(ROOM * eps, noise_of_output):
             return {}
     return wrong
+
+
+def _replays_beside(trace: CallTrace, number: int, by: float) -> list[Replayed]:
+    """Return replays from values moved by up to a part; none if the call has drawn."""
+    world, move = cast(World, trace.world), _mover(by)
+    drawn: list[bool] = []
+    found = [
+        replay(trace, number, move, turn=lambda: drawn.append(world.has_drawn()))
+        for _ in range(REPLAYS)
+    ]
+    return [] if any(drawn) else found
 
 
 def _errors(one: Replayed, other: Replayed, least: float = 0.0) -> dict[Key, float]:
