@@ -79,11 +79,11 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    part = _in_memory(tensor)
+    part = in_memory(tensor)
     return tensor.clone() if part is tensor else part.clone().expand(tensor.shape)
 
 
-def _in_memory(tensor: Tensor) -> Tensor:
+def in_memory(tensor: Tensor) -> Tensor:
     """Return an expanded tensor as it was before, any other as it is."""
     if tensor.layout != torch.strided or tensor.is_nested or 0 not in tensor.stride():
         return tensor
@@ -171,7 +171,7 @@ class Transfers:
         """
         if tensor.is_meta:  # no values to move
             return tensor
-        part = _in_memory(tensor)
+        part = in_memory(tensor)
         result = part.to(device, non_blocking=tensor.is_cuda)
         if result is part:
             return tensor

@@ -18,6 +18,7 @@ from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.recording.world import World
 from gradlib.stats import root_mean_square
+from gradlib.values import in_memory
 
 LIMIT = 0.1
 """An error above this is not rounding, unless the dtype is too coarse to say so."""
@@ -161,14 +162,10 @@ def _moved(change: Callable[[Tensor, Tensor], Tensor]) -> Change:
         is_plain = kept.layout == torch.strided and not kept.is_nested
         if not (is_plain and kept.dtype.is_floating_point and kept.numel()):
             return kept
-        strides = kept.stride()
-        sizes = [
-            size if step else 1 for size, step in zip(kept.shape, strides, strict=True)
-        ]
+        part = in_memory(kept)
         drawn = torch.rand(
-            sizes, generator=generator, dtype=torch.float64, device="cpu"
+            part.shape, generator=generator, dtype=torch.float64, device="cpu"
         )
-        part = kept.as_strided(sizes, strides, kept.storage_offset())
         moved = change(part, drawn.to(kept.device))
         return moved.to(kept.dtype).expand(kept.shape)
 
