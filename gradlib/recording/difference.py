@@ -146,18 +146,10 @@ def agree(a: object, b: object) -> bool:
     return all(Tolerance().allows(it) for _, it in gaps(a, b))
 
 
-def gaps_of_gradients(a: object, b: object) -> Iterator[tuple[str, Gap]]:
-    """Return how far nested gradients are apart; ``None`` stands for zeros.
-
-    autograd returns either where there is no gradient.
-    """
-    return _gaps(a, b, _gap_of_gradients)
-
-
 def gaps_of_recorded(a: object, b: object) -> Iterator[tuple[str, Gap]]:
     """Return how far the gradients of two recordings are apart.
 
-    As `gaps_of_gradients`, with a reason where only one of the two has a gradient.
+    As `gap_of_gradients`, with a reason where only one of the two has a gradient.
     """
     return _gaps(a, b, _gap_of_recorded)
 
@@ -180,10 +172,7 @@ def gaps_of_shares(
 
     Only the keys in `some` count: a pass may have been asked for one weight only.
     """
-    found = {
-        key: next(gaps_of_gradients(grad, others.get(key)))[1]
-        for key, grad in some.items()
-    }
+    found = {key: gap_of_gradients(grad, others.get(key)) for key, grad in some.items()}
     inputs = [(key, it) for key, it in found.items() if isinstance(key, int)]
     own = [(key, it) for key, it in found.items() if isinstance(key, str)]
     return [*inputs, *in_one_scale(own)]
@@ -294,12 +283,16 @@ def _zeros(x: Any, other: Any) -> Any:
     return torch.zeros_like(other) if isinstance(other, Tensor) else x
 
 
-def _gap_of_gradients(x: Any, y: Any) -> Gap:
+def gap_of_gradients(x: Any, y: Any) -> Gap:
+    """Return how far two gradients are apart; ``None`` stands for zeros.
+
+    autograd returns either where there is no gradient.
+    """
     return gap(_zeros(x, y), _zeros(y, x))
 
 
 def _gap_of_recorded(x: Any, y: Any) -> Gap:
-    found = _gap_of_gradients(x, y)
+    found = gap_of_gradients(x, y)
     if (x is None) == (y is None) or not found.difference:
         return found
     which = "this" if x is None else "the other"

@@ -12,7 +12,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from gradlib.errors import CannotReplayError
-from gradlib.recording.difference import Tolerance, gaps_of_gradients
+from gradlib.recording.difference import Tolerance, gap_of_gradients
 from gradlib.recording.in_words import numbered
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.trace import CallTrace, Key
@@ -137,7 +137,6 @@ def _last_apart(
     for call, grads in reversed(arrived.items()):
         recorded = call.gradients("outputs", number)
         for place, grad in grads.items():
-            for _, gap in gaps_of_gradients(recorded.get(place), grad):
-                if not tolerance.allows(gap):
-                    return call
+            if not tolerance.allows(gap_of_gradients(recorded.get(place), grad)):
+                return call
     return None
