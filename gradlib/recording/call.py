@@ -11,7 +11,7 @@ from gradlib.recording.call_table import (
     leaves_of,
     rows_of,
 )
-from gradlib.recording.difference import agree
+from gradlib.recording.gaps import agree
 from gradlib.recording.in_words import of_pass, passes_text, shown
 from gradlib.recording.notes import note
 from gradlib.recording.replay import replay

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from gradlib.recording.difference import gap
+from gradlib.recording.gaps import gap
 from gradlib.recording.in_words import norm_text, shape_text
 from gradlib.recording.trace import CallTrace
 from gradlib.sharded import own_part

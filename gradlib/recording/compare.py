@@ -15,11 +15,9 @@ from gradlib.recording.difference import (
     Gap,
     Tolerance,
     difference_at,
-    gaps,
-    gaps_of_recorded,
-    in_one_scale,
     rtol_of,
 )
+from gradlib.recording.gaps import gaps, gaps_of_recorded, in_one_scale
 from gradlib.recording.in_words import calls_text, numbered, of_pass
 from gradlib.recording.notes import closed
 from gradlib.recording.order import rounds, steps

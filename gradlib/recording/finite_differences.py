@@ -20,7 +20,7 @@ from gradlib.double import Double, doubled
 from gradlib.errors import CannotReplayError
 from gradlib.plain_tensors import wide
 from gradlib.private.tensors import has_values
-from gradlib.recording.difference import shape_of
+from gradlib.recording.gaps import shape_of
 from gradlib.recording.replay import forward_again, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.slopes import HIDING, Apart, Slope, apart

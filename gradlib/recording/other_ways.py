@@ -12,7 +12,8 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from gradlib.errors import CannotReplayError
-from gradlib.recording.difference import Tolerance, gap_of_gradients
+from gradlib.recording.difference import Tolerance
+from gradlib.recording.gaps import gap_of_gradients
 from gradlib.recording.in_words import numbered
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.trace import CallTrace, Key

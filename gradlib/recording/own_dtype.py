@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from gradlib.double import Double, doubled, wider
-from gradlib.recording.difference import gaps, gaps_of_shares, rtol_of
+from gradlib.recording.difference import rtol_of
+from gradlib.recording.gaps import gaps, gaps_of_shares
 from gradlib.recording.replay import Replayed, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key

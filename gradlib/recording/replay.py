@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradlib.private.compiling import run_eagerly
 from gradlib.private.modules import parametrizations_computed_anew
 from gradlib.random_state import random_state_kept
-from gradlib.recording.difference import shape_of
+from gradlib.recording.gaps import shape_of
 from gradlib.recording.replayable import require_whole, state_of
 from gradlib.recording.scene import Change, Scene
 from gradlib.recording.trace import ARGUMENT, CallTrace, Key, Left

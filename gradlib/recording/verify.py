@@ -21,11 +21,10 @@ from gradlib.recording.difference import (
     Gap,
     Tolerance,
     difference_at,
-    gaps,
-    gaps_of_shares,
     rtol_of,
 )
 from gradlib.recording.finite_differences import wrong_shares
+from gradlib.recording.gaps import gaps, gaps_of_shares
 from gradlib.recording.notes import closed, note
 from gradlib.recording.other_ways import why_apart
 from gradlib.recording.own_dtype import wrong_in_own_dtype

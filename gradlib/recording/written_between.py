@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from torch import Tensor, nn
 
 from gradlib.private.modules import own_buffers, own_parameters
-from gradlib.recording.difference import Tolerance, gaps_of_shares
+from gradlib.recording.difference import Tolerance
+from gradlib.recording.gaps import gaps_of_shares
 from gradlib.recording.kept import UNKNOWN, Kept, version_of
 from gradlib.recording.replay import replay
 from gradlib.recording.replayable import require_replayable

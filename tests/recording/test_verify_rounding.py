@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.recording.difference import gaps_of_shares
+from gradlib.recording.gaps import gaps_of_shares
 
 REASON = "not what it is in float64, where finite differences agree"
 
