@@ -17,8 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 # The attributes that hold, by a hook's number, a module's hooks.
 FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-BACKWARD_PRE_HOOKS = "_backward_pre_hooks"
-BACKWARD_HOOKS = (BACKWARD_PRE_HOOKS, "_backward_hooks")
+BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
 KIND_OF_BACKWARD_HOOKS = "_is_full_backward_hook"
 
 # The same with those that say how to call a hook.
@@ -137,8 +136,11 @@ forward_pre_hooks, forward_hooks = map(attrgetter, FORWARD_HOOKS)
 
 def hook_dicts(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
     """Return the dicts in which several modules keep their hooks."""
-    kinds = attrgetter(*FORWARD_HOOKS, *BACKWARD_HOOKS)
-    return [*itertools.chain.from_iterable(map(kinds, modules))]
+    return [*itertools.chain.from_iterable(map(_hook_dicts, modules))]
+
+
+_hook_dicts: Callable[[nn.Module], tuple[dict[int, Any], ...]]
+_hook_dicts = attrgetter(*FORWARD_HOOKS, *BACKWARD_HOOKS)
 
 
 def hook_numbers(hooks: Sequence[dict[int, Any]]) -> list[int]:
