@@ -87,7 +87,8 @@ def wrong_in_own_dtype(
         return {}
     noise_of_output = max(_output_error(replayed, it) for it in others)
     # Strict: a mean over other random numbers nearly agrees, and its gradient does not.
-    if _output_error(replayed, exact) > ROOM * max(ROOM * eps, noise_of_output):
+    allowed = ROOM * max(ROOM * eps, noise_of_output)
+    if _output_error(replayed, exact) > allowed:
         return {}
     noise = [_errors(replayed, it) for it in others]
     wrong = {
@@ -95,14 +96,7 @@ def wrong_in_own_dtype(
         for key, error in errors.items()
         if error > max(limit, *(ROOM * it.get(key, 0.0) for it in noise))
     }
-    if wrong:
-        beside = replay(trace, number, _off_zero())
-        with Double():
-            move = _off_zero()
-            exact = replay(trace, number, lambda kept: doubled(move(kept)))
-        if _output_error(beside, exact) > ROOM * max(ROOM * eps, noise_of_output):
-            return {}
-    return wrong
+    return {} if wrong and _error_off_zero(trace, number) > allowed else wrong
 
 
 def _replays_beside(trace: CallTrace, number: int, by: float) -> list[Replayed]:
@@ -114,6 +108,15 @@ def _replays_beside(trace: CallTrace, number: int, by: float) -> list[Replayed]:
         for _ in range(REPLAYS)
     ]
     return [] if any(drawn) else found
+
+
+def _error_off_zero(trace: CallTrace, number: int) -> float:
+    """Return how far the outputs in the two dtypes are apart, without any zeros."""
+    beside = replay(trace, number, _off_zero())
+    with Double():
+        move = _off_zero()
+        exact = replay(trace, number, lambda kept: doubled(move(kept)))
+    return _output_error(beside, exact)
 
 
 def _errors(one: Replayed, other: Replayed, least: float = 0.0) -> dict[Key, float]:
