@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -66,13 +66,20 @@ def leaves_at(edges: Iterable[Edge]) -> list[Tensor]:
 
 
 def _accumulator(leaf: Tensor) -> Node:
-    """Return the node that adds to the ``.grad`` of a leaf."""
+    """Return the node that adds to the ``.grad`` of a leaf.
+
+    A view made under ``no_grad()`` of what requires grad seems to be a leaf too, but
+    nothing adds to its ``.grad``: its node leads nowhere, and is a new one each time.
+    """
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(mode=False):
             return _accumulator(leaf)
     try:
         with no_function_modes():  # a subclass would put a node of its own before it
             return get_gradient_edge(leaf).node
+    except AssertionError:  # of such a view torch finds no node
+        with no_function_modes(), torch.enable_grad():
+            return cast(Any, leaf.view_as(leaf).grad_fn)
     except AttributeError as error:  # torch asks a view of the leaf for its grad_fn
         raise NotDifferentiableArgumentError(
             f"Autograd gives a view of the leaf of shape {list(leaf.shape)} no graph, "

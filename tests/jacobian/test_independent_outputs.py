@@ -13,6 +13,13 @@ from gradlib import IndependentOutputError
 from ..one_way import one_way
 from .points import alone, points, require_close
 
+
+def seen(x: Tensor) -> Tensor:
+    """Return a view that requires grad, and has no graph."""
+    with torch.no_grad():
+        return x[:, :2]
+
+
 APART: dict[str, Callable[[Tensor], Any]] = {
     "detached": lambda x: x.detach().sin(),
     "another one beside it": lambda x: (x.sin(), x.detach()),
@@ -21,6 +28,9 @@ APART: dict[str, Callable[[Tensor], Any]] = {
     "NumPy": lambda x: torch.from_numpy(x.detach().cpu().numpy()).to(x),
     "item": lambda x: torch.tensor([it.item() for it in x[:, 0]], dtype=x.dtype),
     "a comparison": lambda x: (x > 0).to(x),
+    "a view without a graph": seen,
+    "such a view of what was computed": lambda x: (x.sin(), seen(2 * x)),
+    "what such a view leads to": lambda x: (seen(x).sin(), x),
 }
 
 
@@ -53,6 +63,16 @@ def test_an_output_that_is_there_already_and_does_not_depend() -> None:
     x, y = points(4, 3).requires_grad_(), points(4, 3).requires_grad_()
     with pytest.raises(IndependentOutputError):
         gradlib.per_sample_jacobian_from_graph(x.sin(), y)
+
+
+def test_an_input_that_is_a_view_without_a_graph() -> None:
+    x = points(4, 3).requires_grad_()
+    view = seen(x)
+    for output in (view, view.sin(), x.sin()):
+        with pytest.raises(IndependentOutputError):
+            gradlib.per_sample_jacobian_from_graph(output, view)
+    with pytest.raises(gradlib.UnusedInputError):
+        gradlib.grad(view.sum(), view)
 
 
 def test_an_input_that_was_changed_in_place_since_is_named() -> None:
