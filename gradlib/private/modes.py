@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
+from threading import Lock
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -187,13 +188,30 @@ def for_several(
     functorch, count = _C._functorch, len(values)
     level = functorch._vmap_increment_nesting(count, "error")
     # Not by a filter of warnings: each change of those has others shown again.
-    functorch._set_vmap_fallback_warning_enabled(False)
+    _silent_for(1)
     try:
         found = function(functorch._add_batch_dim(values, 0, level))
         return [functorch._remove_batch_dim(it, level, count, 0) for it in found]
     finally:
-        functorch._set_vmap_fallback_warning_enabled(True)
+        _silent_for(-1)
         functorch._vmap_decrement_nesting()
+
+
+def _silent_for(more: int) -> None:
+    """Keep torch from warning of operations that loop, until the last of us is done.
+
+    The switch is one for all threads.
+
+    Args:
+        more: 1 as a batched pass begins, -1 as it ends.
+    """
+    global _silent
+    with _counting:
+        _silent += more
+        _C._functorch._set_vmap_fallback_warning_enabled(not _silent)
+
+
+_silent, _counting = 0, Lock()
 
 
 _load_decompositions = cache(_functorch_vmap.lazy_load_decompositions)
