@@ -1,9 +1,11 @@
 """Finds the nodes of a graph that decide the mode: most of them torch gets wrong."""
 
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction, once_differentiable
 
 from gradlib.errors import NoSuchWayError
@@ -145,7 +147,7 @@ def _kinds(name: str) -> frozenset[str]:
 
 def _require_survivable(node: Any) -> None:
     """Raise where the gradients of a group norm's weights would end the process."""
-    if ends_the_process(node):
+    if _saved_input(node) is not None and ends_the_process(node):
         raise NoSuchWayError(
             f"{node.name()} is of a GroupNorm whose input has its channels last in "
             "memory. On a CPU torch ends the process as it computes the gradients of "
@@ -166,8 +168,18 @@ def _computes_statistics(node: Any) -> bool:
 
 def _is_over_samples(node: Any) -> bool:
     """Tell whether a norm is over several samples; an instance norm sees one."""
-    given = getattr(node, "_saved_input", None)
-    return "BatchNorm" in node.name() and given is not None and given.shape[0] > 1
+    given = _saved_input(node) if "BatchNorm" in node.name() else None
+    return given is not None and given.shape[0] > 1
+
+
+def _saved_input(node: Any) -> Tensor | None:
+    """Return the input that a norm has saved; ``None`` where torch refuses to read it.
+
+    It was freed, or changed in place since. The backward pass is refused as well.
+    """
+    with suppress(RuntimeError):
+        return getattr(node, "_saved_input", None)
+    return None
 
 
 def differs_from_slopes(graph: Graph) -> str:

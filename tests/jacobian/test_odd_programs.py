@@ -362,6 +362,51 @@ def test_what_was_overwritten_cannot_be_gone_back_through() -> None:
             ask(fn, points(4, 3))
 
 
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "layer norm": lambda: nn.LayerNorm(3),
+    "batch norm": lambda: nn.BatchNorm1d(3),
+    "group norm": lambda: nn.GroupNorm(1, 3),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_what_a_norm_has_saved_and_torch_refuses_to_read(name: str) -> None:
+    norm = NORMS[name]().double()
+
+    def fn(x: Tensor) -> Tensor:
+        h = 2 * x
+        y = norm(h).sin()
+        h.add_(1)
+        return y
+
+    for ask in (gradlib.plan_jacobian, gradlib.per_sample_jacobian):
+        with pytest.raises(NoSuchWayError, match="modified by an inplace operation"):
+            ask(fn, points(4, 3))
+    x = points(4, 3).requires_grad_()
+    y = norm(x)
+    y.sum().backward()
+    with pytest.raises(NoSuchWayError, match="a second time"):
+        gradlib.per_sample_jacobian_from_graph(y, x)
+
+
+def test_what_the_weights_of_a_norm_need_and_torch_refuses_to_read() -> None:
+    class Overwriting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.GroupNorm(1, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = 1 * x
+            y = self.norm(h).sin()
+            h.add_(1)
+            return y
+
+    norm, x = Overwriting(), points(4, 3, 2, 2)
+    for given in (x, x.contiguous(memory_format=torch.channels_last)):
+        with pytest.raises(NoSuchWayError, match="modified by an inplace operation"):
+            gradlib.per_sample_jacobian(norm, given, argnums="parameters")
+
+
 @pytest.mark.parametrize("mode", [*ROWS, "forward", "split"])
 @pytest.mark.parametrize("check", [True, False])
 def test_dropout_has_one_mask_for_each_sample(check: bool, mode: str) -> None:
