@@ -54,6 +54,9 @@ Along a random direction, those of a few samples in thousands do.
 SMALL = 100
 """By how many eps of a sample's slopes, taken together, a single one may be off."""
 
+TINY = 1e-150
+"""The squares of numbers not much smaller become zero in float64."""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -387,8 +390,8 @@ def _unclear(
     off = known - slope
     apart = length(off)
     hidden = (noise > HIDING * size) & (size > 0)
-    # No entry is off by more than its sample is.
-    if not (hidden | (apart > min(close, SMALL * eps) * size + noise)).any():
+    # No entry is off by more than its sample is, up to what underflows in that.
+    if not (hidden | (apart + TINY > min(close, SMALL * eps) * size + noise)).any():
         return hidden[:, None]
     samples = (apart > close * size + noise) | hidden
     larger = torch.maximum(known.abs(), slope.abs())

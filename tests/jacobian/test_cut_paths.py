@@ -534,6 +534,15 @@ def test_kinks_at_the_point_are_first_looked_at_from_beside_it() -> None:
     assert len(calls) == 17  # with a look at the point before, nine more
 
 
+@pytest.mark.parametrize("size", [1e-120, 1e-170, 1e-250])
+def test_a_cut_path_of_slopes_whose_squares_are_zero_is_seen(size: float) -> None:
+    x = points(3, 4)
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(lambda x: size * (x.sin() + x.detach().cos()), x)
+    found = gradlib.per_sample_jacobian(lambda x: size * x.sin().cumsum(1), x)
+    assert found.count_nonzero() == 3 * 10
+
+
 def test_a_large_constant_hides_no_cut_path_from_a_shorter_step() -> None:
     def cut(x: Tensor) -> Tensor:
         return x.sin() + (x / 30).detach() + 7e5
