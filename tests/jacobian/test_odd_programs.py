@@ -389,6 +389,7 @@ def test_what_a_norm_has_saved_and_torch_refuses_to_read(name: str) -> None:
         gradlib.per_sample_jacobian_from_graph(y, x)
 
 
+@pytest.mark.cpu  # a GPU may save a copy of an input that has its channels last
 def test_what_the_weights_of_a_norm_need_and_torch_refuses_to_read() -> None:
     class Overwriting(nn.Module):
         def __init__(self) -> None:
