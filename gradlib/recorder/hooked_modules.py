@@ -118,7 +118,7 @@ class HookedModules:
         self._calls.when_forward_begins = nothing  # else a reference cycle keeps all
 
     def remove_stopped(self) -> None:
-        """Remove the hooks that were put on modules in the place of others."""
+        """Remove our hooks from modules that took them over from one they replace."""
         with suppress(RuntimeError):  # another thread changes the model
             remove_stopped(self._standing())
 
