@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,13 +82,15 @@ def one_process(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def tensors_alive() -> Callable[[], int]:
-    """Count the tensors that are left, after all garbage is gone."""
+def tensors_alive() -> Callable[[], Counter[str]]:
+    """Count the tensors that are left, after all garbage is gone, by what they are."""
     import torch
 
-    def count() -> int:
+    def count() -> Counter[str]:
         gc.collect()
-        return sum(issubclass(type(it), torch.Tensor) for it in gc.get_objects())
+        tensors = [it for it in gc.get_objects() if issubclass(type(it), torch.Tensor)]
+        with torch._C.DisableTorchFunctionSubclass():  # a lazy parameter has no size
+            return Counter(f"{type(it).__name__} {[*it.size()]}" for it in tensors)
 
     return count
 

@@ -1,6 +1,7 @@
 """A hook report leaves the module as it was, and nothing of the copies."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -128,9 +129,9 @@ def test_slots_are_copied() -> None:
         gradlib.hook_report(module, given(4, 3))
 
 
-def test_nothing_is_left_of_the_copies(tensors_alive: Callable[[], int]) -> None:
+def test_nothing_is_left_of_the_copies(tensors_alive: Callable[[], Counter[str]]) -> None:
     modules = [nn.Linear(3, 2), nn.Tanh(), nn.GRU(3, 2)]
-    counts: list[int] = []
+    counts: list[Counter[str]] = []
     for _ in range(3):
         for module in modules:
             gradlib.hook_report(module, given(4, 3))
@@ -297,7 +298,7 @@ def test_a_function_that_refers_to_nothing_copied_stays_itself() -> None:
 
 
 def test_an_autocast_around_it_keeps_no_copies(
-    tensors_alive: Callable[[], int],
+    tensors_alive: Callable[[], Counter[str]],
 ) -> None:
     model, x = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), given(4, 3)
     with torch.autocast(x.device.type, torch.bfloat16):

@@ -1,5 +1,6 @@
 """A replayed call reproduces what was recorded, and changes nothing."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -467,12 +468,12 @@ def test_the_printed_replay() -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_nothing_is_left_of_a_replay(
-    frozen: bool, tensors_alive: Callable[[], int]
+    frozen: bool, tensors_alive: Callable[[], Counter[str]]
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     model.requires_grad_(not frozen)
     x = torch.randn(3, 4, requires_grad=True)
-    counts: list[int] = []
+    counts: list[Counter[str]] = []
     for _ in range(3):
         with gradlib.record(model) as recording:
             loss_of(model(x)).backward()
