@@ -133,8 +133,9 @@ def requires_grad(value: object) -> TypeGuard[Tensor]:
 
 
 def differentiable(tree: Tree) -> dict[int, Tensor]:
-    """Return the tensors of a tree that require grad, by place."""
-    return {place: it for place, it in enumerate(tree.leaves) if requires_grad(it)}
+    """Return the tensors of a tree that require grad, by place, in a dict's order."""
+    each = ((place, tree.leaves[place]) for place in tree.own_order())
+    return {place: it for place, it in each if requires_grad(it)}
 
 
 def uses_in(outputs: Iterable[Tensor]) -> Counter[Edge]:

@@ -127,8 +127,9 @@ def _gaps(
         elif not alike and (reason := _other_names(places, known)):
             yield "", _incomparable(reason)
             return
-    for place, x, y in zip(one.paths(), one.leaves, leaves, strict=True):
-        yield place, measure(x, y)
+    paths = one.paths()
+    for place in one.own_order():
+        yield paths[place], measure(one.leaves[place], leaves[place])
 
 
 def _differ(one: Tree, other: Tree) -> bool:

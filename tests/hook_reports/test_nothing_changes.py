@@ -129,7 +129,9 @@ def test_slots_are_copied() -> None:
         gradlib.hook_report(module, given(4, 3))
 
 
-def test_nothing_is_left_of_the_copies(tensors_alive: Callable[[], Counter[str]]) -> None:
+def test_nothing_is_left_of_the_copies(
+    tensors_alive: Callable[[], Counter[str]],
+) -> None:
     modules = [nn.Linear(3, 2), nn.Tanh(), nn.GRU(3, 2)]
     counts: list[Counter[str]] = []
     for _ in range(3):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradlib
-from gradlib.hook_reports.hooks import FULL, FULL_PRE, LEGACY, TENSOR
+from gradlib.hook_reports.hooks import FULL, FULL_PRE, LEGACY, SEVERAL, TENSOR
 
 from ..steps import python_steps
 from .reported import Does, Of, given, report_of, whats
@@ -77,6 +77,18 @@ def test_dict_output() -> None:
         )
     assert whats(kinds[TENSOR])["grad of output['b']"] == "gradient of output['b']"
     assert kinds[LEGACY].grad_output[0].what == "gradient of output['a']"
+
+
+def test_what_stands_in_a_dict_is_named_in_its_own_order() -> None:
+    def forward(x: Tensor, **scaled: Tensor) -> dict[str, Tensor]:
+        return {"z": x * scaled["by"], "a": x * scaled["and_by"]}
+
+    module = Of(forward)
+    report = gradlib.hook_report(module, given(2), by=given(2), and_by=given(2))
+    outputs = whats(report.kinds[TENSOR])
+    assert [*outputs] == ["grad of output['z']", "grad of output['a']"]
+    grads = whats(report.kinds[SEVERAL]).values()
+    assert [*grads] == [f"gradient of {name}" for name in ("args[0]", "by", "and_by")]
 
 
 def test_a_dict_whose_first_value_is_no_tensor() -> None:

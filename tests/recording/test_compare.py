@@ -362,6 +362,20 @@ def test_a_bias_before_batch_norm_gets_rounding_only() -> None:
     assert this.compare(other).ok
 
 
+def test_what_stands_in_a_dict_is_compared_in_its_own_order() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"z": x * 2, "a": x * 3}
+
+    model = Two()
+    with gradlib.record(model) as recording:
+        model(torch.ones(2))
+        model(torch.ones(2) * 5)
+    one, other = recording.forwards
+    fields = [it.field for it in one.compare(other).errors]
+    assert fields == ["args[0]", "output['z']", "output['a']"]
+
+
 def test_integers_must_be_equal() -> None:
     class Counts(nn.Module):
         def __init__(self, offset: int) -> None:
