@@ -298,9 +298,7 @@ class History:
         """
         if moment == self._looked:  # it begins the forward: `look` has seen all
             return
-        has_others = own_children(module)
-        inside = modules_in(module) if has_others else (module,)
-        for it in [*inside]:
+        for it in modules_in(module) if own_children(module) else (module,):
             seen = self._seen.get(it)
             if seen is None:
                 self._meet_new(it, moment)
