@@ -2,7 +2,6 @@
 
 A page holds markers, each with one file of benchmarks/results or several:
 
-    <div class="jacobian-said" data-results="jacobian-cpu"></div>
     <div class="jacobian-machines" data-results="jacobian-cpu jacobian-intel-cpu"></div>
     <div class="jacobian-times" data-results="jacobian-cpu"></div>
     <div class="jacobian-in-short" data-results="jacobian-random-cpu"></div>
@@ -48,29 +47,6 @@ FEW = 3
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Replace the markers of a page."""
     return filled(markdown, page, MADE, "jacobian")
-
-
-def said(results: dict[str, Any]) -> Iterable[str]:
-    """Yield how fast gradlib is where it can read layers, and in other code."""
-    nets = by_net(grouped(results["rows"], "threads")[0][1])
-    every = len(nets)
-    yield (
-        "Where gradlib can read a network's layers, it is the fastest way on "
-        f"{won(nets, OURS)} of {every} networks, and with `check=True` on "
-        f"{won(nets, OURS_CHECKED)}. The fastest other way takes "
-        f"{span(against(nets, OURS))} times as long, and a call with `check=True` "
-        f"{span(check_over(nets, OURS, OURS_CHECKED))} times as long as without."
-    )
-    lost, lost_checked = (
-        every - won(nets, name)
-        for name in (OURS_IN_OTHER_CODE, OURS_IN_OTHER_CODE_CHECKED)
-    )
-    share = check_over(nets, OURS_IN_OTHER_CODE, OURS_IN_OTHER_CODE_CHECKED)
-    yield (
-        f"In other code another way is faster on {lost} of {every} networks, and with "
-        f"`check=True` on {lost_checked}: there such a call takes {span(share)} "
-        "times as long as without."
-    )
 
 
 def machines(*several: dict[str, Any]) -> Iterable[str]:
@@ -235,11 +211,6 @@ def won(nets: dict[str, Ways], name: str) -> int:
     return sum(ratio >= 1 for ratio in against(nets, name))
 
 
-def check_over(nets: dict[str, Ways], name: str, checked: str) -> list[float]:
-    """Return, for each network, how many times as long a call takes with its check."""
-    return [to_ours(ways[checked]) / to_ours(ways[name]) for ways in nets.values()]
-
-
 def span(ratios: Iterable[float]) -> str:
     """Return the smallest and the largest of some ratios, in words."""
     least, *_, most = sorted(ratios)
@@ -337,7 +308,6 @@ def spread(row: dict[str, Any]) -> str:
 
 
 MADE: dict[str, Callable[..., Iterable[str]]] = {
-    "jacobian-said": said,
     "jacobian-machines": machines,
     "jacobian-times": times_taken,
     "jacobian-in-short": jacobian_in_short,

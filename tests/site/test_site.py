@@ -419,6 +419,9 @@ QUESTIONS = [
     ("why-is-grad-none", "why is grad None"),
     ("jacobians-in-a-loss", "grad penalty"),
     ("can-a-hook-change", "hook order"),
+    ("on-a-gpu", "record on a GPU without running out of memory"),
+    ("gradient-of-an-activation", "gradient of one layer's output, frozen model"),
+    ("what-is-the-gradient-argument", "why does backward need a gradient"),
 ]
 """Pages, and what somebody types who needs one."""
 
