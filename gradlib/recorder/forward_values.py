@@ -22,10 +22,15 @@ class Base(NamedTuple):
     region: Region  # which part of it the view shows
 
 
+NOT_KEPT = object()
+"""Stands for what is kept of a value of which nothing is, so far."""
+
+
 class Value:
     """A tensor with the value that it has in a forward until it is overwritten."""
 
     # Most values need none of these, so their defaults are attributes of the class.
+    is_foreign = False  # as for `Values.of`
     base: Base | None = None
     # Its gradient, all uses together: `Grads`, or None until the tensor is hooked.
     grads: Any = None
@@ -92,7 +97,7 @@ class Values:
         # By the id of the tensor, which its value keeps alive: else another may get it.
         self._known: dict[int, Value] = {}
 
-    def of(self, tensor: Tensor, foreign: bool = False) -> Value:
+    def of(self, tensor: Tensor, foreign: bool = False, keeps: bool = True) -> Value:
         """Return the value that `tensor` has now.
 
         Args:
@@ -100,6 +105,7 @@ class Values:
             foreign: Whether it comes from outside the model. Then its memory may be
                 written in ways that torch does not see, as by NumPy, so what is kept is
                 copied at once.
+            keeps: Whether to keep it, if that was not done before.
         """
         try:
             version = tensor._version
@@ -107,13 +113,21 @@ class Values:
             version = UNKNOWN
         known = self._known.get(id(tensor))
         if known is not None and known.is_now(tensor, version):
+            if keeps and known.kept is NOT_KEPT:
+                known.kept = self._kept(tensor, known.is_foreign)
             return known
+        kept = self._kept(tensor, foreign) if keeps else NOT_KEPT
+        value = Value(tensor, version, tensor.grad_fn, kept)
+        if foreign:
+            value.is_foreign = True
+        self._known[id(tensor)] = value
+        return value
+
+    def _kept(self, tensor: Tensor, foreign: bool) -> object:
         node = tensor.grad_fn
         copy_now = foreign and node is None and not tensor.is_cuda
         copy_now = copy_now or node.__class__ is CtcLoss
-        kept = self._keep(copied(tensor) if copy_now else tensor)
-        value = self._known[id(tensor)] = Value(tensor, version, node, kept)
-        return value
+        return self._keep(copied(tensor) if copy_now else tensor)
 
     def __iter__(self) -> Iterator[Value]:
         """Yield the values met."""

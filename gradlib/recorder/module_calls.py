@@ -103,6 +103,7 @@ class ModuleCalls:
         passes.numbered.when_numbered = self._note_when
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._gathers_inputs = "grad_input" in block.fields
+        self._keeps_inputs = "args" in block.fields
         self.parameters = ParameterHooks(block, passes)
 
     @kept_from_compile
@@ -278,12 +279,12 @@ class ModuleCalls:
                     self._keep_module(call, place, leaf)
                 continue
             try:
-                value = now.values.of(leaf, outermost)
+                value = now.values.of(leaf, outermost, self._keeps_inputs)
             except Exception as error:
                 leaves[place] = _refused(leaf, error)
                 closed = *closed, place
                 continue
-            leaves[place] = value.kept
+            leaves[place] = value.kept if self._keeps_inputs else None
             if not leaf.requires_grad:
                 frame.idle[place] = leaf
             elif gathers:
@@ -400,7 +401,7 @@ class ModuleCalls:
         call = frame.call
         for place, leaf in frame.idle.items():
             if leaf.requires_grad and leaf.is_leaf:
-                value = frame.inputs[place] = now.values.of(leaf)
+                value = frame.inputs[place] = now.values.of(leaf, keeps=False)
                 self._gathering.hook(now, frame, value)
                 call.idle = [key for key in call.idle if key != place]
 

@@ -330,6 +330,37 @@ def test_a_field_that_there_is_not() -> None:
     assert isinstance(caught.value, ValueError)
 
 
+def test_inputs_that_are_not_asked_for_are_not_kept() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    shapes = []
+
+    def shape(tensor: Tensor) -> Tensor:
+        shapes.append(list(tensor.shape))
+        return torch.zeros(())
+
+    with gradlib.record(model, keep="output", reduce=shape):
+        model(torch.randn(4, 3))
+    assert shapes == [[4, 5], [4, 5], [4, 2]]
+    with gradlib.record(model, modules="2", keep="output") as recording:
+        model(torch.randn(4, 3))
+    (trace,) = recording._traces
+    assert trace.inputs.leaves == [None]
+    assert list(recording["2"].output.shape) == [4, 2]
+
+
+@pytest.mark.cpu  # whose memory NumPy shares
+def test_an_input_that_is_returned_is_kept_as_the_output() -> None:
+    x = torch.ones(4, 3)
+    array = x.numpy()
+    model = nn.Sequential(nn.Identity(), nn.Tanh(), nn.ReLU(inplace=True))
+    with gradlib.record(model, keep="output") as recording:
+        output = model(x)
+        array[:] = 5
+    assert recording["0"].output.equal(torch.ones(4, 3))
+    assert recording["1"].output.equal(output)
+    assert recording[""].output.equal(output)
+
+
 def test_nothing_kept_of_the_values_costs_no_copy() -> None:
     model = Net()
     with gradlib.record(model, keep=("param_grads",)) as recording:
