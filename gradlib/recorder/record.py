@@ -48,7 +48,9 @@ def record(
     """Record every module call in the block, forward and backward.
 
     Call ``backward()`` inside the block too: no hook is left after it. Results and
-    gradients are the same as without recording.
+    gradients are the same as without recording, but for rounding in
+    ``torch.nn.TransformerEncoderLayer``: in evaluation and without gradients it takes
+    its ordinary path instead of the fused one.
 
     Args:
         model: The module to record, with all modules inside it, on any device.

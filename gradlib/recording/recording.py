@@ -293,8 +293,8 @@ class Recording(Printable):
         hundredth of its norm; of those with a thousandth, it found nearly every one in
         small modules and half of those with many entries. A ``detach()`` between the
         modules inside a call is seen only through an input that requires grad, so give
-        the model such an `x`. The gradient of a gradient is not checked. Gate on
-        ``torch.autograd.gradcheck`` in float64, and on
+        the model such an `x`. The gradient of a gradient is not checked. In a test,
+        also assert ``torch.autograd.gradcheck`` in float64 and, for second derivatives,
         ``torch.autograd.gradgradcheck``.
 
         Args:
