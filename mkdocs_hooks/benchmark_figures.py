@@ -177,7 +177,7 @@ def measured_and_counted(results: Results) -> Picture:
         figure,
         f"Milliseconds against multiply-adds, both on logarithmic axes, for "
         f"{len(results['plans'])} networks and the ways that a plan counts. More "
-        "multiply-adds take more time; below some there is a floor.",
+        "multiply-adds mostly take more time; below some there is a floor.",
     )
 
 
