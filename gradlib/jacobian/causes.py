@@ -28,8 +28,7 @@ def cut_path(
     name = output_path(graph.outputs, graph.places[root])
     apart = (
         f"{name} changes with the input in a way that autograd does not see "
-        f"({samples_in(rows)}): its slope by finite differences is another than by the "
-        "Jacobian. "
+        f"({samples_in(rows)}): its slope by finite differences is not the Jacobian's. "
     )
     if why := differs_from_slopes(graph):
         return DetachedPathError(apart + why)

@@ -138,8 +138,8 @@ def coupled(caller: Caller, half: Tensor, name: str) -> CoupledSamplesError:
     module = _first_module(caller, half)
     where = "" if module is None else f" The first module that mixes them is {module}."
     fix = (
-        "Take out of fn what looks at the whole batch. A batch of one has nobody to "
-        "mix with, but then fn is another function."
+        "Take out of fn what looks at the whole batch. A batch of one has no other "
+        "sample to mix with, but then fn is another function."
     )
     given = [it for it in caller.arguments.inputs.leaves if isinstance(it, Tensor)]
     lacks_batch = all(it.dim() == 1 for it in given)

@@ -91,9 +91,9 @@ def require_derivatives(caller: Caller, graph: Graph) -> None:
     if is_apart:
         raise NoSuchWayError(
             f"create_graph=True goes back through the backward of {listed(names)}, and "
-            "what comes of it changes otherwise than its graph says. So gradients of a "
-            "loss of the Jacobian would be wrong. It multiplies by what has no graph, "
-            "as a slope that is computed in forward, under torch.no_grad() or with "
+            "what it returns does not change as its graph says. So gradients of a loss "
+            "of the Jacobian would be wrong. It multiplies by what has no graph, as a "
+            "slope that is computed in forward, under torch.no_grad() or with "
             ".detach(). Save inputs and outputs, and compute from them in backward. If "
             "that is meant as a constant, pass check=False."
         )

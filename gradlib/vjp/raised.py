@@ -79,7 +79,7 @@ def _freed(_: BaseException, arguments: Arguments) -> Diagnosis:
         "GL111",
         f"An earlier pass freed the graph of {place}, or a part of it.",
         intent="Two losses that share a part: add them, and make one pass; or detach() "
-        "the part for the one that shall not change it, as a GAN's discriminator. A "
+        "the part for the one that must not change it, as a GAN's discriminator. A "
         "tensor kept from an earlier step of a loop, as a hidden state: detach() it. "
         "Otherwise change the earlier pass, not this one: let it retain the graph.",
         fix=recomputed(arguments, *lines, retain_graph=None),

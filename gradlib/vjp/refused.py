@@ -27,8 +27,8 @@ def leaf_changed(error: BaseException) -> Diagnosis:
         intent="A step of an optimizer, or first values: under torch.no_grad(). In the "
         "middle of a computation: change a clone().",
         fix=f"with torch.no_grad():\n    {line}",
-        rule="A leaf is where a gradient ends up, in .grad. Once it was changed by "
-        "what is recorded, it would be a result, and no leaf.",
+        rule="A leaf is where a gradient ends up, in .grad. A change that autograd "
+        "records would make it a result, which is no leaf.",
     )
 
 
@@ -40,8 +40,8 @@ def numpy_refused(error: BaseException) -> Diagnosis:
         "GL108",
         f"{place} requires grad, and an array of NumPy has no graph.",
         intent="To look at the numbers or to plot them, detach() first; of a list of "
-        "losses, append(loss.item()). Through what a gradient shall flow back, that "
-        "compute with functions of torch.",
+        "losses, append(loss.item()). Where a gradient has to flow back, compute with "
+        "functions of torch.",
         fix=f"{name or 'y'}.detach().numpy()",
         rule="Gradients flow back through a graph, and what is computed from an array "
         "has none.",

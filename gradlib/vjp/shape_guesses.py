@@ -20,7 +20,7 @@ def guess(arguments: Arguments, i: int, given: Shape, wanted: Shape) -> tuple[st
     """
     other = _partner(arguments, given, wanted)
     if other is not None and _partner(arguments, wanted, given) == i:
-        words = f"It fits {arguments.outputs.places[other]}: two stand exchanged."
+        words = f"It fits {arguments.outputs.places[other]}: two are swapped."
         one, two = sorted((i, other))
         return words, f"v[{one}], v[{two}] = v[{two}], v[{one}]"
     output = arguments.outputs.values[i]
