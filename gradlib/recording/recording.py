@@ -156,7 +156,7 @@ class Recording(Printable):
 
     def __repr__(self) -> str:
         """Count what was recorded."""
-        return f"<{title_of([*self])}>"
+        return f"<{title_of([*self], self._block.fields)}>"
 
     def plot(self, kind: str = "flow", ax: "Axes | None" = None) -> "Figure":
         """Draw the gradients, module by module, the first on top.

@@ -55,7 +55,7 @@ def table_of(
     """
     not_seen = [NOT_SEEN.format(listed(map(shown, unseen)))] if unseen else []
     if not calls:
-        return Table(title_of(calls), (), [], (NO_CALLS, *not_seen))
+        return Table(title_of(calls, fields), (), [], (NO_CALLS, *not_seen))
     pairs = [(call, pass_) for call in calls for pass_ in call.passes or (None,)]
     columns = [name for name in COLUMNS if name in fields]
     if len({pass_.backward for _, pass_ in pairs if pass_}) > 1:
@@ -73,7 +73,8 @@ def table_of(
         footer.append("recording.to_frame() has every row")
         if len({call.forward for call in calls}) > 1:
             footer.append("recording.forwards[i] prints one forward")
-    return Table(title_of(calls), ("module", "type", *columns), rows, tuple(footer))
+    title = title_of(calls, fields)
+    return Table(title, ("module", "type", *columns), rows, tuple(footer))
 
 
 def _lack_passes(calls: Sequence[Call]) -> bool:
@@ -84,15 +85,19 @@ def _lack_passes(calls: Sequence[Call]) -> bool:
     return any(NOT_REACHED in note and BATCHED not in note for note in notes)
 
 
-def title_of(calls: Sequence[Call]) -> str:
-    """Return a title that counts calls, forwards and backward passes."""
+def title_of(calls: Sequence[Call], fields: Collection[str]) -> str:
+    """Return a title that counts calls, forwards and backward passes.
+
+    Where no gradient was kept, it is not known how many passes there were.
+    """
     forwards = {call.forward for call in calls}
-    backwards = {pass_.backward for call in calls for pass_ in call.passes}
-    return (
-        f"Recording: {counted(len(calls), 'call')}, "
-        f"{counted(len(forwards), 'forward')}, "
-        f"{counted(len(backwards), 'backward pass', 'backward passes')}"
+    title = (
+        f"Recording: {counted(len(calls), 'call')}, {counted(len(forwards), 'forward')}"
     )
+    if GRADIENTS.isdisjoint(fields):
+        return title
+    backwards = {pass_.backward for call in calls for pass_ in call.passes}
+    return f"{title}, {counted(len(backwards), 'backward pass', 'backward passes')}"
 
 
 def _row(call: Call, pass_: Pass | None, columns: list[str]) -> tuple[str, ...]:

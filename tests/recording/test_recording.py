@@ -481,6 +481,14 @@ def test_where_no_backward_pass_can_come_the_table_asks_for_none() -> None:
     assert "backward()" not in str(recording)
 
 
+def test_where_no_gradient_was_kept_no_passes_are_counted() -> None:
+    model, x = nn.Linear(3, 2), torch.ones(1, 3)
+    with gradlib.record(model, keep=["args", "output"]) as recording:
+        model(x).sum().backward()
+    assert str(recording).startswith("Recording: 1 call, 1 forward\n")
+    assert repr(recording) == "<Recording: 1 call, 1 forward>"
+
+
 def test_calls_with_integers_print() -> None:
     model = nn.Embedding(5, 2, sparse=True)
     with gradlib.record(model) as recording:
