@@ -48,7 +48,7 @@ from gradlib.jacobian.per_sample import (
     per_sample_jacobian_from_graph,
     plan_jacobian,
 )
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 from gradlib.opaque import NotSaved
 from gradlib.recorder.record import record
 from gradlib.recording.call import Call, Pass
@@ -89,6 +89,7 @@ __all__ = [
     "IndependentOutputError",
     "InputNeedsNoGradError",
     "JacobianArgumentError",
+    "JacobianPlan",
     "MissingPackageError",
     "NoGradOutputsError",
     "NoSuchCallError",
@@ -108,7 +109,6 @@ __all__ = [
     "OutOfBytesError",
     "OutputNeedsNoGradError",
     "Pass",
-    "Plan",
     "Recording",
     "RecordingArgumentError",
     "SeveralLossesError",

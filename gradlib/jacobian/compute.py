@@ -16,14 +16,14 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.pieces import Block, Piece, joined, written
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 from gradlib.jacobian.planning import fewer, takes
 from gradlib.progress import reported
 
 
 def compute(
     graph: Graph,
-    plan: Plan,
+    plan: JacobianPlan,
     *,
     may_change: bool,
     may_shorten: bool = False,
@@ -56,7 +56,7 @@ def compute(
         if shortened is not None:
             return shortened
 
-    def carry(attempt: Plan) -> dict[Block, Tensor]:
+    def carry(attempt: JacobianPlan) -> dict[Block, Tensor]:
         blocks = _carried_out(graph, attempt, out, create_graph, progress)
         # Columns that were asked for are compared by the check, if there is one.
         proves = attempt.mode in BY_COLUMNS and (may_change or not check)
@@ -81,7 +81,7 @@ def compute(
 
 
 def _shortened(
-    graph: Graph, plan: Plan, out: dict[Block, Tensor] | None, *, check: bool
+    graph: Graph, plan: JacobianPlan, out: dict[Block, Tensor] | None, *, check: bool
 ) -> dict[Block, Tensor] | None:
     """Return the blocks by a shorter way, or ``None`` where the graph offers none.
 
@@ -110,7 +110,7 @@ def _shortened(
     return blocks
 
 
-def _attempts(plan: Plan, may_change: bool) -> list[tuple[str, int]]:
+def _attempts(plan: JacobianPlan, may_change: bool) -> list[tuple[str, int]]:
     """Return the modes to try, each with its rows or columns per pass."""
     modes = [plan.mode]
     if may_change and plan.mode in BY_COLUMNS:
@@ -119,14 +119,16 @@ def _attempts(plan: Plan, may_change: bool) -> list[tuple[str, int]]:
     return [(mode, chunk) for mode in modes for chunk in at_once]
 
 
-def _as_attempted(plan: Plan, mode: str, chunk: int) -> Plan:
+def _as_attempted(plan: JacobianPlan, mode: str, chunk: int) -> JacobianPlan:
     if (mode, chunk) == (plan.mode, plan.chunk):  # as nearly always
         return plan
     return replace(plan, mode=mode, chunk=chunk)
 
 
 def _in_memory(
-    graph: Graph, plan: Plan, carry: Callable[[Plan], dict[Block, Tensor]]
+    graph: Graph,
+    plan: JacobianPlan,
+    carry: Callable[[JacobianPlan], dict[Block, Tensor]],
 ) -> dict[Block, Tensor]:
     """Carry a plan out, halving its chunks each time memory runs out.
 
@@ -146,7 +148,7 @@ def _in_memory(
 
 def _carried_out(
     graph: Graph,
-    plan: Plan,
+    plan: JacobianPlan,
     out: dict[Block, Tensor] | None,
     create_graph: bool,
     progress: bool,
@@ -170,7 +172,7 @@ def _share_done(graph: Graph) -> Callable[[Piece], str]:
     return text
 
 
-def _too_large(graph: Graph, plan: Plan) -> str:
+def _too_large(graph: Graph, plan: JacobianPlan) -> str:
     what = takes(plan.result_bytes, plan.pass_bytes + plan.part_bytes)
     return (
         f"Memory ran out on {graph.points[0].device}, with one row or column at a time "

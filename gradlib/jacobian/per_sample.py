@@ -38,7 +38,7 @@ from gradlib.jacobian.out import blocks_of, nested, require_no_graph
 from gradlib.jacobian.own_backward import require_graphs
 from gradlib.jacobian.own_state import state_kept
 from gradlib.jacobian.pieces import Block
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
 from gradlib.private.hooks import without_hooks
 from gradlib.private.modes import (
@@ -362,7 +362,7 @@ def plan_jacobian(
     check: bool = True,
     create_graph: bool = False,
     progress: bool = False,
-) -> Plan:
+) -> JacobianPlan:
     """Return how `per_sample_jacobian` would compute the Jacobian, and why.
 
     ```python
@@ -439,7 +439,7 @@ def plan_jacobian(
 
 def _plan_of_graph(
     arguments: Arguments, graph: Graph, call: Call, *, check: bool, must_fit: bool
-) -> Plan:
+) -> JacobianPlan:
     """Return the plan of a graph, with the work of each mode.
 
     Args:
@@ -493,7 +493,9 @@ def _require_not_captured(mode: str, *, check: bool) -> None:
         )
 
 
-def _plan(arguments: Arguments, graph: Graph, call: Call, *, check: bool) -> Plan:
+def _plan(
+    arguments: Arguments, graph: Graph, call: Call, *, check: bool
+) -> JacobianPlan:
     return planning.make(
         graph,
         call.mode,

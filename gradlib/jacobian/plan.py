@@ -32,7 +32,7 @@ SPLIT = 4
 
 
 @dataclass(frozen=True)
-class Plan(Printable):
+class JacobianPlan(Printable):
     """How a Jacobian will be computed. It prints as a table of all ways.
 
     Attributes:
@@ -110,7 +110,7 @@ class Plan(Printable):
 
     def shortened(
         self, mode: str, why: str, how: str, multiply_adds: int | None, part_bytes: int
-    ) -> "Plan":
+    ) -> "JacobianPlan":
         """Return the plan of a shorter way without passes, added to the other modes.
 
         Args:
@@ -139,7 +139,7 @@ class Plan(Printable):
         pass_bytes: int,
         *,
         of: str = "reverse",
-    ) -> "Plan":
+    ) -> "JacobianPlan":
         """Return the plan of a shorter way to the rows or columns of another mode.
 
         Args:

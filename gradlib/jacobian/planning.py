@@ -14,7 +14,7 @@ from gradlib.jacobian.cut import Cut
 from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import bytes_of_graph, bytes_of_pass, room_on
-from gradlib.jacobian.plan import BATCHED, FORWARD, SPLIT, WAYS, Plan, in_words
+from gradlib.jacobian.plan import BATCHED, FORWARD, SPLIT, WAYS, JacobianPlan, in_words
 from gradlib.wording import in_brief
 
 MODES = ("auto", *WAYS)
@@ -51,7 +51,7 @@ def make(
     has_room: bool = False,
     check_bytes: int = 0,
     create_graph: bool = False,
-) -> Plan:
+) -> JacobianPlan:
     """Choose a mode and its chunks, or recall them for an equal graph.
 
     Args:
@@ -86,7 +86,7 @@ def make(
 
 
 @kept_for_each
-def _last_plan(_: Drawing) -> dict[Any, Plan]:
+def _last_plan(_: Drawing) -> dict[Any, JacobianPlan]:
     """Return the memory for the last plan of graphs with a drawing."""
     return {}
 
@@ -100,7 +100,7 @@ def _made(
     has_room: bool,
     check_bytes: int,
     create_graph: bool,
-) -> Plan:
+) -> JacobianPlan:
     """Choose a mode and its chunks, as `make` does."""
     passes = _passes_through(graph, known, create_graph=create_graph)
     is_choice = mode == "auto"
@@ -131,7 +131,7 @@ def _made(
     _require_room(limit, max_bytes, result, each, parts, check_bytes)
     room = max_bytes - result - parts
     chunk = chunk_of(mode, counts[mode], chunk_size, passes, room=room)
-    return Plan(
+    return JacobianPlan(
         mode,
         why,
         chunk,
@@ -151,7 +151,7 @@ def _made(
 
 def without_graph(
     shape: tuple[int, ...], like: Tensor, max_bytes: int, *, has_room: bool
-) -> Plan:
+) -> JacobianPlan:
     """Return the plan where autograd records nothing, so that no mode can be taken.
 
     Args:
@@ -163,7 +163,7 @@ def without_graph(
     why = "not recorded by autograd"
     size = 0 if has_room else math.prod(shape) * like.element_size()
     counts: dict[str, int | str] = dict.fromkeys(WAYS, why)
-    return Plan("loop", why, 1, counts, size, 0, 0, max_bytes, (shape,), {})
+    return JacobianPlan("loop", why, 1, counts, size, 0, 0, max_bytes, (shape,), {})
 
 
 def _require(mode: str, chunk_size: int | str, max_bytes: int | None) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gradlib
-from gradlib import DetachedPathError, OutOfBytesError, Plan
+from gradlib import DetachedPathError, JacobianPlan, OutOfBytesError
 from gradlib.jacobian import planning
 from gradlib.jacobian.chunk import CONVOLVED, SINGLE, WHOLE
 from gradlib.jacobian.plan import BATCHED
@@ -365,7 +365,7 @@ def test_a_pair_of_rows_shares_nothing(rows: int, passes: int) -> None:
 
 @pytest.mark.cpu
 def test_half_of_the_rows_go_alone_only_where_all_hold_much() -> None:
-    def planned(batch: int) -> Plan:
+    def planned(batch: int) -> JacobianPlan:
         x = torch.ones(batch, 64)
         return gradlib.plan_jacobian(lambda x: F.normalize(x, dim=1), x, mode="reverse")
 
@@ -390,7 +390,7 @@ def test_convolutions_that_somebody_goes_back_through_go_together(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(18, 20))
 
-    def planned(batch: int) -> Plan:
+    def planned(batch: int) -> JacobianPlan:
         x = torch.randn(batch, 2, 8)
         return gradlib.plan_jacobian(model, x, create_graph=True)
 

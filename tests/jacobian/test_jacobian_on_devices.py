@@ -29,7 +29,7 @@ from gradlib.jacobian.fast.structure.named_axes import flat, fresh
 from gradlib.jacobian.fast.structure.program import Value
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import free_bytes, room_on
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 from gradlib.jacobian.planning import make
 from gradlib.tree import Tree
 
@@ -204,7 +204,7 @@ def test_what_is_free_where_linux_does_not_say(
 
 
 def test_on_other_devices_than_the_cpu_much_is_asked_for_at_once() -> None:
-    def plan_on(device: str, mode: str) -> Plan:
+    def plan_on(device: str, mode: str) -> JacobianPlan:
         net = nn.Sequential(nn.Conv2d(1, 8, 9), nn.Flatten(), nn.Softmin(1)).to(device)
         x = torch.zeros(8192, 1, 12, 12, device=device, requires_grad=True)
         return make(graph_between(net(x), x), mode, "auto", 2**32)

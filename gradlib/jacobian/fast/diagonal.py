@@ -16,7 +16,7 @@ from gradlib.jacobian.fast.slopes import ELEMENTWISE, SCALED
 from gradlib.jacobian.fresh import empty
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 
 ROWS = 8
 """With fewer rows, several at once take no longer."""
@@ -37,7 +37,7 @@ class Diagonal(NamedTuple):
 
     needs_proof = False
 
-    def planned(self, plan: Plan) -> Plan:
+    def planned(self, plan: JacobianPlan) -> JacobianPlan:
         """Return the plan that takes this way."""
         why = "each entry of the output depends on one of the input"
         return plan.shortened("diagonal", why, "one row of ones", None, self.bytes)
@@ -55,7 +55,7 @@ class Diagonal(NamedTuple):
         return {(0, 0): made}
 
 
-def find_diagonal(graph: Graph, plan: Plan) -> Diagonal | None:
+def find_diagonal(graph: Graph, plan: JacobianPlan) -> Diagonal | None:
     """Return the way to the Jacobian of one elementwise function, or ``None``."""
     if plan.rows_worth < ROWS or not _is_elementwise(graph.drawing):
         return None

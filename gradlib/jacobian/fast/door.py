@@ -8,15 +8,15 @@ from gradlib.jacobian.fast.chains.small import SmallNet
 from gradlib.jacobian.fast.in_graph import InGraph, find_in_graph
 from gradlib.jacobian.fast.replicas import Replicas, find_replicas
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 
 
 @overload
 def find_shorter(asked: Call) -> Replicas | SmallNet | ChainOfCall | None: ...
 @overload
-def find_shorter(asked: Graph, plan: Plan) -> InGraph | None: ...
+def find_shorter(asked: Graph, plan: JacobianPlan) -> InGraph | None: ...
 def find_shorter(
-    asked: Call | Graph, plan: Plan | None = None
+    asked: Call | Graph, plan: JacobianPlan | None = None
 ) -> Replicas | SmallNet | ChainOfCall | InGraph | None:
     """Return a shorter way to a Jacobian, or ``None``.
 

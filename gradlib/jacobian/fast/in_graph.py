@@ -9,13 +9,13 @@ from gradlib.jacobian.fast.pushed.pushed import Pushed, find_pushed
 from gradlib.jacobian.fast.stacked.stacked import Stacked, find_stacked
 from gradlib.jacobian.fast.structure.structured import Structured, find_structured
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 from gradlib.private.modes import enable_grad, grad_is_enabled
 
 InGraph: TypeAlias = Diagonal | Straight | Structured | Pushed | Stacked | BySample
 
 
-def find_in_graph(graph: Graph, plan: Plan) -> InGraph | None:
+def find_in_graph(graph: Graph, plan: JacobianPlan) -> InGraph | None:
     """Return a shorter way to a Jacobian, or ``None``.
 
     Args:

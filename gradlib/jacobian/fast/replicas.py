@@ -22,7 +22,7 @@ from gradlib.jacobian.fresh import keep_what_is_freed
 from gradlib.jacobian.graph import of_tensors
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.memory import room_on
-from gradlib.jacobian.plan import BATCHED, Plan
+from gradlib.jacobian.plan import BATCHED, JacobianPlan
 from gradlib.private.modes import always_recorded, graph_is_captured
 
 SMALL = 2**16
@@ -122,7 +122,7 @@ class Replicas(NamedTuple):
         (jacobian,) = torch.autograd.grad(y, replicas, asked)
         return jacobian.reshape(self.shape)
 
-    def planned(self, plan: Plan) -> Plan:
+    def planned(self, plan: JacobianPlan) -> JacobianPlan:
         """Return the plan that takes this way."""
         return plan.together(
             "replicas",

@@ -15,7 +15,7 @@ from gradlib.jacobian.fast.chains.recalled import chain_of
 from gradlib.jacobian.fast.chains.result import bytes_of_parts, has_room
 from gradlib.jacobian.fast.chains.small import SmallNet, small_net_of
 from gradlib.jacobian.fast.replayed import Replays, may_replay_on, replays_of
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 
 
 class ChainOfCall(NamedTuple):
@@ -65,7 +65,7 @@ class ChainOfCall(NamedTuple):
             tuple([it.pointwise for it in joined.from_iterable(chain.bends)]),
         )
 
-    def planned(self, plan: Plan) -> Plan:
+    def planned(self, plan: JacobianPlan) -> JacobianPlan:
         """Return the plan that multiplies the Jacobians of its layers."""
         return planned(plan, self.chain)
 

@@ -2,10 +2,10 @@
 
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.result import bytes_of_parts
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 
 
-def planned(plan: Plan, chain: Chain) -> Plan:
+def planned(plan: JacobianPlan, chain: Chain) -> JacobianPlan:
     """Return the plan that multiplies the Jacobians of a chain's layers.
 
     Args:

@@ -17,7 +17,7 @@ from gradlib.jacobian.fast.chains.planned import planned
 from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.fast.matmul import TORCH, library_for
 from gradlib.jacobian.fresh import keep_what_is_freed
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 from gradlib.private.modes import enable_grad, grad_is_enabled
 
 UNSURE = frozenset(("hardswish", "hardtanh"))
@@ -59,7 +59,7 @@ class SmallNet(NamedTuple):
         finally:
             enable_grad(before)
 
-    def planned(self, plan: Plan) -> Plan:
+    def planned(self, plan: JacobianPlan) -> JacobianPlan:
         """Return the plan that multiplies the Jacobians of its layers."""
         return planned(plan, self.net.chain)
 

@@ -25,7 +25,7 @@ from gradlib.jacobian.fast.chains.result import in_caches
 from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 
 ROWS = 8
 """With fewer rows, reading the graph and a backward pass would take longer."""
@@ -80,7 +80,7 @@ class Straight(NamedTuple):
         )
         return {(0, 0): made.view(shape)}
 
-    def planned(self, plan: Plan) -> Plan:
+    def planned(self, plan: JacobianPlan) -> JacobianPlan:
         """Return the plan that takes this way."""
         return plan.shortened(
             "chain",
@@ -97,7 +97,7 @@ class Straight(NamedTuple):
             return whole_product(factors, self.order.tree, into)
 
 
-def find_straight(graph: Graph, plan: Plan) -> Straight | None:
+def find_straight(graph: Graph, plan: JacobianPlan) -> Straight | None:
     """Return the chain that a graph of one output and input is, or ``None``."""
     root, point = graph.roots[0], graph.points[0]
     if root.dim() != 2 or not root.numel() or not point.numel():

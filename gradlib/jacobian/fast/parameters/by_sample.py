@@ -25,7 +25,7 @@ from gradlib.jacobian.look import Look
 from gradlib.jacobian.nodes import nodes_of
 from gradlib.jacobian.passes import chunks, one_hot_for_all, pull
 from gradlib.jacobian.pieces import Block, empty
-from gradlib.jacobian.plan import BATCHED, Plan
+from gradlib.jacobian.plan import BATCHED, JacobianPlan
 
 WORTH = 1.3
 """How many times fewer rows this way must take."""
@@ -61,7 +61,7 @@ class BySample:
 
     needs_proof = True
 
-    def planned(self, plan: Plan) -> Plan:
+    def planned(self, plan: JacobianPlan) -> JacobianPlan:
         """Return the plan that takes this way."""
         return plan.shortened(
             "by sample",
@@ -113,7 +113,7 @@ class BySample:
         return _rows(graph) * once
 
 
-def find_by_sample(graph: Graph, plan: Plan) -> BySample | None:
+def find_by_sample(graph: Graph, plan: JacobianPlan) -> BySample | None:
     """Return how to compute a Jacobian with respect to parameters, or ``None``.
 
     Returns:
@@ -134,7 +134,7 @@ def find_by_sample(graph: Graph, plan: Plan) -> BySample | None:
     return _found(graph, plan, uses)
 
 
-def _found(graph: Graph, plan: Plan, uses: list[Use]) -> BySample | None:
+def _found(graph: Graph, plan: JacobianPlan, uses: list[Use]) -> BySample | None:
     samples = _samples(graph, uses)
     if samples is None:
         return None

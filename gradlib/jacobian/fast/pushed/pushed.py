@@ -25,7 +25,7 @@ from gradlib.jacobian.fast.pushed.forth import Forth
 from gradlib.jacobian.fast.pushed.rules import RULES
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block, written
-from gradlib.jacobian.plan import BATCHED, Plan
+from gradlib.jacobian.plan import BATCHED, JacobianPlan
 
 CONVOLVED = 6 * 2**20
 """How many bytes of tangents a pass has at most on a CPU, where there are convolutions:
@@ -89,7 +89,7 @@ class Pushed:
             waiting.update(step.given.values())
         return waiting
 
-    def planned(self, plan: Plan) -> Plan:
+    def planned(self, plan: JacobianPlan) -> JacobianPlan:
         """Return the plan that takes this way."""
         return plan.together(
             "pushed",
@@ -125,7 +125,7 @@ class Pushed:
         return [at.get(root) for root in drawing.roots]
 
 
-def find_pushed(graph: Graph, plan: Plan) -> Pushed | None:
+def find_pushed(graph: Graph, plan: JacobianPlan) -> Pushed | None:
     """Return how to go forward with several columns at once, or ``None``.
 
     Returns:
@@ -148,7 +148,7 @@ def find_pushed(graph: Graph, plan: Plan) -> Pushed | None:
     return Pushed(steps, graph.drawing, chunk, plan.pass_bytes, slopes, mixes)
 
 
-def _is_shorter(plan: Plan) -> bool:
+def _is_shorter(plan: JacobianPlan) -> bool:
     """Tell whether there are fewer columns than rows, and not too few rows."""
     rows, columns = plan.counts["reverse"], plan.counts["forward"]
     if not isinstance(rows, int) or not isinstance(columns, int):
@@ -157,7 +157,7 @@ def _is_shorter(plan: Plan) -> bool:
     return 0 < columns < rows and not few
 
 
-def _columns_at_once(graph: Graph, plan: Plan, slopes: int) -> int:
+def _columns_at_once(graph: Graph, plan: JacobianPlan, slopes: int) -> int:
     """Return how many columns a pass computes; 0 where there is no room."""
     columns, each = plan.counts["forward"], plan.pass_bytes
     assert isinstance(columns, int), "they are asked for"

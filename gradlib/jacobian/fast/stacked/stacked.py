@@ -25,7 +25,7 @@ from gradlib.jacobian.fast.stacked.rules import ASK_NOTHING, IN_PARTS, RULES, Ru
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block, written
-from gradlib.jacobian.plan import BATCHED, Plan
+from gradlib.jacobian.plan import BATCHED, JacobianPlan
 
 ROWS = 8
 """With fewer rows, reading the graph and a backward pass would take longer, unless vmap
@@ -71,7 +71,7 @@ class Stacked:
 
     needs_proof = False
 
-    def planned(self, plan: Plan) -> Plan:
+    def planned(self, plan: JacobianPlan) -> JacobianPlan:
         """Return the plan that takes this way."""
         return plan.together(
             "stacked",
@@ -188,7 +188,7 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
     return torch.cat([it.movedim(1, -2) for it in parts], -2).movedim(-2, 1)
 
 
-def find_stacked(graph: Graph, plan: Plan) -> Stacked | None:
+def find_stacked(graph: Graph, plan: JacobianPlan) -> Stacked | None:
     """Return how to go back with several rows at once, or ``None``.
 
     Returns:
@@ -216,7 +216,7 @@ def _is_slow_for_vmap(drawing: Drawing) -> bool:
     return any(it in name for name in drawing.names for it in _SLOW)
 
 
-def _sizes(graph: Graph, plan: Plan) -> tuple[int, int, int]:
+def _sizes(graph: Graph, plan: JacobianPlan) -> tuple[int, int, int]:
     """Return how many vectors a pass takes, the bytes of each, and the bytes for all.
 
     For all, there are slopes, about as many as gradients, and the scores of attention,

@@ -22,7 +22,7 @@ from gradlib.jacobian.fast.structure.walk import Walk
 from gradlib.jacobian.fresh import empty
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block
-from gradlib.jacobian.plan import Plan
+from gradlib.jacobian.plan import JacobianPlan
 from gradlib.private.modes import graph_is_captured
 
 MOST = 1
@@ -56,7 +56,7 @@ class Structured:
 
     needs_proof = True
 
-    def planned(self, plan: Plan) -> Plan:
+    def planned(self, plan: JacobianPlan) -> JacobianPlan:
         """Return the plan that takes this way."""
         return plan.shortened(
             "structure",
@@ -80,7 +80,7 @@ class Structured:
         return {(0, 0): made}
 
 
-def find_structured(graph: Graph, plan: Plan) -> Structured | None:
+def find_structured(graph: Graph, plan: JacobianPlan) -> Structured | None:
     """Return how to compute one Jacobian from the structure of its graph.
 
     Returns:
