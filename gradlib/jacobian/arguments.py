@@ -321,10 +321,12 @@ def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ..
         ) from error
     for dim in each:
         if dim is not None and not _is_zero(dim):
+            axis = dim if type(dim) is int else 1
             raise JacobianArgumentError(
                 f"in_dims holds {in_brief(dim)}. It is 0 for an input whose first axis "
                 "is the batch, None for one that all samples share. For another axis "
-                "wrap fn: lambda x: fn(x.movedim(0, 1)), and pass x.movedim(1, 0)."
+                f"wrap fn: lambda x: fn(x.movedim(0, {axis})), and pass "
+                f"x.movedim({axis}, 0)."
             )
     return tuple(dim is None for dim in each)
 

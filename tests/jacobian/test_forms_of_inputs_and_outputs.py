@@ -258,6 +258,15 @@ def test_an_output_whose_batch_comes_later_is_to_be_moved() -> None:
     assert jacobian.shape == (4, 1, 5, 7, 3)
 
 
+@pytest.mark.parametrize("axis", [1, 2, -1])
+def test_what_to_write_for_a_batch_on_another_axis_is_for_that_axis(axis: int) -> None:
+    x = torch.rand(3, 4, 5)
+    advised = rf"fn\(x.movedim\(0, {axis}\)\), and pass x.movedim\({axis}, 0\)"
+    with pytest.raises(JacobianArgumentError, match=advised):
+        gradlib.per_sample_jacobian(torch.sin, x, in_dims=axis)
+    assert torch.equal(x.movedim(axis, 0).movedim(0, axis), x)
+
+
 def test_what_is_there_already_and_has_no_row_for_each_sample_is_named() -> None:
     x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, requires_grad=True)
     with pytest.raises(NotPerSampleError, match=r"inputs.1. has .*with in_dims"):
