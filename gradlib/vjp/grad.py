@@ -25,6 +25,7 @@ def grad(
     *,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    only_inputs: bool = True,
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
@@ -39,6 +40,7 @@ def grad(
     *,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    only_inputs: bool = True,
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
@@ -52,6 +54,7 @@ def grad(
     *,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    only_inputs: bool = True,
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
@@ -74,6 +77,7 @@ def grad(
             the output is a single number.
         retain_graph: Whether the graph can be used again. Default: `create_graph`.
         create_graph: Whether the gradients can be differentiated themselves.
+        only_inputs: Has no effect, as in torch, which warns of ``False``.
         allow_unused: Whether an input may be unused; its gradient is then ``None``.
             Default: `materialize_grads`.
         is_grads_batched: Whether the first axis of each `grad_outputs` counts vectors.
@@ -154,6 +158,7 @@ def grad(
             arguments.outputs.values,
             arguments.inputs.values,
             vectors,
+            only_inputs=only_inputs,
             **arguments.options,
         )
     except RuntimeError as error:

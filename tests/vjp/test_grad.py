@@ -1,6 +1,7 @@
 """`gradlib.grad` equals torch.autograd.grad on good calls, and explains bad ones."""
 
 import contextlib
+import inspect
 import io
 import itertools
 from collections.abc import Callable
@@ -56,12 +57,26 @@ def network(dtype: torch.dtype) -> nn.Module:
     return nn.Sequential(*layers).to(dtype)
 
 
+def test_it_takes_every_argument_that_torch_takes() -> None:
+    theirs = inspect.signature(torch.autograd.grad).parameters
+    ours = inspect.signature(gradlib.grad).parameters
+    assert [*ours] == [*theirs]
+    assert all(ours[it].default == theirs[it].default for it in ours)
+
+
+def test_torch_warns_of_only_inputs_here_too() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with pytest.warns(FutureWarning, match="only_inputs argument is deprecated"):
+        gradlib.grad(x.sum(), x, only_inputs=False)
+
+
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"retain_graph": True},
     {"create_graph": True},
     {"create_graph": True, "retain_graph": False},
+    {"create_graph": True, "retain_graph": True, "only_inputs": True},  # old programs
     {"allow_unused": True},
     {"allow_unused": False},
     {"materialize_grads": True},
