@@ -398,8 +398,11 @@ def _is_kept(call: CallTrace, field: str) -> bool:
 def _require_kept(call: CallTrace, field: str) -> None:
     if not _is_kept(call, field):
         kept = tuple(name for name in FIELDS if _is_kept(call, name))
+        _, *travels = (name for name, it in TRAVELS_WITH.items() if it == field)
+        too = f", nor {', '.join(travels)}" if travels else ""
         raise NotKeptError(
-            f'"{field}" was not kept: record(..., keep={kept}) left it out.'
+            f'"{field}" was not kept{too}: record(..., keep={kept}) left it out. '
+            f'Record again, with "{field}" in keep.'
         )
 
 

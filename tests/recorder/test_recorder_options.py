@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 import math
+import re
 import weakref
 from typing import Any
 
@@ -288,6 +289,9 @@ def test_which_fields(keep: tuple[str, ...]) -> None:
                 ) as caught:
                     getattr(each, field)
                 assert caught.value.code == "GL206"
+                said = str(caught.value)
+                assert re.search(rf"\b{field}\b", said)  # what was asked for
+                assert said.endswith(f'Record again, with "{travels_with}" in keep.')
         str(call)
         call._repr_html_()
         assert isinstance(call.note, str)
