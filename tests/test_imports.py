@@ -1,5 +1,6 @@
 """What comes along with `import gradlib`."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -29,3 +30,14 @@ def test_the_names_that_never_change_are_there() -> None:
     """
     assert {*fixed.split()} <= {*gradlib.__all__}
     assert all(hasattr(gradlib, name) for name in gradlib.__all__)
+
+
+def test_every_result_prints_and_shows_in_a_notebook() -> None:
+    classes = [
+        it for it in map(vars(gradlib).get, gradlib.__all__) if inspect.isclass(it)
+    ]
+    results = {it for it in classes if not issubclass(it, Exception)}
+    results -= {gradlib.NotSaved}  # it stands for a value, and is no result
+    assert {it for it in results if not hasattr(it, "_repr_html_")} == set()
+    plain = (object.__str__, object.__repr__)
+    assert {it for it in results if (it.__str__, it.__repr__) == plain} == set()

@@ -41,7 +41,7 @@ OF_INFERENCE = (
 
 
 @dataclass(frozen=True, eq=False)
-class HookEntry:
+class HookEntry(Printable):
     """One entry of what a hook received.
 
     Attributes:
@@ -54,6 +54,9 @@ class HookEntry:
     place: str
     value: Tensor | None
     what: str
+
+    def _table(self) -> Table:
+        return Table("HookEntry", COLUMNS, [_row(self)])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -284,9 +287,13 @@ _GUESSES_AND_KERNELS = re.compile(r"\n\n.*| This could be because .*", re.DOTALL
 
 
 def _table_of(kind: HookKind) -> Table:
-    rows = [(e.place, shape_text(e.value), e.what) for e in kind.entries]
+    rows = [_row(entry) for entry in kind.entries]
     footer = (kind.why, *kind.warnings, kind.error)
     return Table(kind.name, COLUMNS if rows else (), rows, footer)
+
+
+def _row(entry: HookEntry) -> tuple[str, ...]:
+    return entry.place, shape_text(entry.value), entry.what
 
 
 def _in_short(value: Tensor | None) -> str:

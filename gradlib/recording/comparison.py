@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gradlib.recording.difference import Difference
+from gradlib.recording.difference import COLUMNS, Difference, row_of
 from gradlib.recording.in_words import NOTHING_IN_BOTH, numbered
 from gradlib.render import Printable, Table
 from gradlib.wording import counted
@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMNS = ("module", "direction", "field", "error", "reason")
 ROWS = 10
 BY_NAME = "calls are matched by name; compare(other, names={...}) pairs other names"
 
 
 @dataclass(frozen=True, slots=True)
-class Unmatched:
+class Unmatched(Printable):
     """A call that only one of two recordings has.
 
     Attributes:
@@ -31,6 +30,10 @@ class Unmatched:
     name: str
     index: int
     only_in: str
+
+    def _table(self) -> Table:
+        row = numbered(self.name, self.index), self.only_in
+        return Table("Unmatched", ("module", "only in"), [row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +94,8 @@ class Comparison(Printable):
         first = self.first
         if first is None:
             return Table(f"{count}: {self._agreement()}", (), [], tuple(footer))
-        row = (
-            numbered(first.name, first.index),
-            first.direction,
-            first.field,
-            f"{first.error:.2g}",
-            first.reason,
-        )
-        return Table(f"{count}: they part first at", COLUMNS, [row], tuple(footer))
+        rows = [row_of(first)]
+        return Table(f"{count}: they part first at", COLUMNS, rows, tuple(footer))
 
     def _only_in(self, which: str) -> list[str]:
         found = [it for it in self.unmatched if it.only_in == which]

@@ -10,12 +10,16 @@ import torch
 
 from gradlib.errors import RecordingArgumentError
 from gradlib.private.tensors import default_tolerances
+from gradlib.recording.in_words import numbered
 from gradlib.recording.trace import CallTrace
+from gradlib.render import Printable, Table
 from gradlib.wording import in_brief
+
+COLUMNS = ("module", "direction", "field", "error", "reason")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Printable):
     """One value of a call that is not what it should be.
 
     Attributes:
@@ -38,6 +42,15 @@ class Difference:
     field: str
     error: float
     reason: str = ""
+
+    def _table(self) -> Table:
+        return Table("Difference", COLUMNS, [row_of(self)])
+
+
+def row_of(it: Difference) -> tuple[str, ...]:
+    """Return what a table shows of a difference, in its `COLUMNS`."""
+    name = numbered(it.name, it.index)
+    return name, it.direction, it.field, f"{it.error:.2g}", it.reason
 
 
 def difference_at(

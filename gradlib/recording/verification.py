@@ -14,7 +14,7 @@ ROWS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(Printable):
     """A call that was not replayed, or not for all passes.
 
     Attributes:
@@ -29,6 +29,11 @@ class Skipped:
     index: int
     reason: str
     backward: int | None = None
+
+    def _table(self) -> Table:
+        passes = "all" if self.backward is None else str(self.backward)
+        row = numbered(self.name, self.index), passes, self.reason
+        return Table("Skipped", ("module", "passes", "reason"), [row])
 
 
 @dataclass(frozen=True, slots=True)
