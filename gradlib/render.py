@@ -1,5 +1,7 @@
 """Tables as terminal text and as notebook HTML, from plain rows of strings."""
 
+import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
@@ -12,8 +14,11 @@ NARROWEST = 30
 """The room that the last column of a table has at least, however wide the others."""
 
 WIDEST = 100
-"""How wide a table is at most, as far as narrowing its first column can help."""
-SHORTEST = 20
+"""How wide a table is at most, as far as narrowing its first column can help.
+
+Printed on a terminal, it is as wide as that at most.
+"""
+SHORTEST = 6
 """The least width of the first column. A wider cell there gets a line of its own."""
 
 # Grey lines and the page's own colours are readable in a light and a dark notebook.
@@ -98,8 +103,17 @@ def _widths(lines: list[tuple[str, ...]]) -> list[int]:
     *widths, last = every or [0]
     if widths:
         whole = sum(widths) + 2 * len(widths) + min(last, NARROWEST)
-        widths[0] = min(widths[0], max(widths[0] + WIDEST - whole, SHORTEST))
+        widths[0] = min(widths[0], max(widths[0] + _widest() - whole, SHORTEST))
     return widths
+
+
+def _widest() -> int:
+    try:
+        if sys.stdout.isatty():
+            return os.get_terminal_size(sys.stdout.fileno()).columns or WIDEST
+    except (AttributeError, OSError, ValueError):  # there is none, or it is closed
+        pass
+    return WIDEST
 
 
 def _lines(row: tuple[str, ...], widths: list[int]) -> list[str]:

@@ -1,6 +1,12 @@
 """Tables as text fit a terminal."""
 
+import io
+import os
+import sys
+from typing import Any, cast
 from unicodedata import east_asian_width
+
+import pytest
 
 from gradlib.render import NARROWEST, SHORTEST, WIDEST, WIDTH, Table
 
@@ -56,6 +62,47 @@ def test_a_name_that_leaves_no_room_stands_on_a_line_of_its_own() -> None:
     assert max(map(len, (head, others, last))) <= WIDEST
     short = [("layer", "t" * WIDEST, "[2]", "1"), ("a" * SHORTEST, "u", "[2]", "2")]
     assert len(Table("title", columns, short).text().split("\n")) == 4
+
+
+@pytest.mark.parametrize("columns", [80, 250, 0])
+def test_a_table_is_at_most_as_wide_as_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = "module", "type", "output", "norm"
+    rows = [("layers.0." * 12, "Layer" * 9, "[2, 3, 8]", "1.5")]
+    elsewhere = Table("title", heads, rows).text()
+    sizes = {7: os.terminal_size((columns, 24))}
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(os, "get_terminal_size", sizes.__getitem__)
+    text = Table("title", heads, rows).text()
+    if columns == 250:  # the name is in the row
+        assert len(text.split("\n")) == 3
+    elif columns == 80:
+        _, head, name, row = text.split("\n")
+        assert name == rows[0][0]
+        assert max(len(head), len(row)) <= 80
+    else:  # a terminal that does not know its size
+        assert text == elsewhere
+        assert max(len(it) for it in text.split("\n") if it != rows[0][0]) > 80
+
+
+@pytest.mark.parametrize("stdout", [None, io.BytesIO(), io.StringIO()])
+def test_a_table_needs_no_terminal(
+    stdout: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert Table("title", ("a", "b"), [("x", "y")]).text() == "title\na  b\nx  y"
+    if stdout is not None:
+        cast(Any, stdout).close()
+        assert Table("title", ("a", "b"), [("x", "y")]).text() == "title\na  b\nx  y"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 7
 
 
 def test_wide_characters_take_two_columns() -> None:
