@@ -18,8 +18,10 @@ WIDEST = 100
 
 Printed on a terminal, it is as wide as that at most.
 """
-SHORTEST = 6
+SHORTEST = 20
 """The least width of the first column. A wider cell there gets a line of its own."""
+NARROW = 6
+"""The same where the other columns fit without the first."""
 
 # Grey lines and the page's own colours are readable in a light and a dark notebook.
 # A class is named twice where Jupyter Lab's rules for table cells outweigh one name.
@@ -102,8 +104,9 @@ def _widths(lines: list[tuple[str, ...]]) -> list[int]:
     every = [max(map(_width, cells)) for cells in zip(*lines, strict=True)]
     *widths, last = every or [0]
     if widths:
-        whole = sum(widths) + 2 * len(widths) + min(last, NARROWEST)
-        widths[0] = min(widths[0], max(widths[0] + _widest() - whole, SHORTEST))
+        others = sum(widths[1:]) + 2 * len(widths) + min(last, NARROWEST)
+        room = _widest() - others
+        widths[0] = min(widths[0], max(room, SHORTEST if room < 0 else NARROW))
     return widths
 
 

@@ -71,6 +71,7 @@ def test_a_table_is_at_most_as_wide_as_the_terminal(
     heads = "module", "type", "output", "norm"
     rows = [("layers.0." * 12, "Layer" * 9, "[2, 3, 8]", "1.5")]
     elsewhere = Table("title", heads, rows).text()
+    short = [("layers.0.conv", "Layer", "[2]" * 30, "1.5")]  # a line for its name ...
     sizes = {7: os.terminal_size((columns, 24))}
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr(os, "get_terminal_size", sizes.__getitem__)
@@ -81,6 +82,8 @@ def test_a_table_is_at_most_as_wide_as_the_terminal(
         _, head, name, row = text.split("\n")
         assert name == rows[0][0]
         assert max(len(head), len(row)) <= 80
+        # ... would not help where the other columns do not fit
+        assert len(Table("title", heads, short).text().split("\n")) == 3
     else:  # a terminal that does not know its size
         assert text == elsewhere
         assert max(len(it) for it in text.split("\n") if it != rows[0][0]) > 80

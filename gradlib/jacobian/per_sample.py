@@ -375,12 +375,12 @@ def plan_jacobian(
     print(gradlib.plan_jacobian(autoencoder, torch.randn(8, 64), max_bytes=2**20))
     #> Jacobian [8, 64, 64], 128 KiB: mode='chain', as the Jacobian of each of its
     #>   layers is known.
-    #> mode     rows or columns            passes  multiply-adds
-    #> reverse  64                         16      2.62e+05
-    #> forward  64                         16      2.62e+05
-    #> split    4                          2       1.47e+05
-    #> loop     64                         64      2.62e+05
-    #> chain    products in the order 2 1          1.31e+05
+    #> mode     passes  multiply-adds  rows or columns
+    #> reverse  16      2.62e+05       64
+    #> forward  16      2.62e+05       64
+    #> split    2       1.47e+05       4
+    #> loop     64      2.62e+05       64
+    #> chain            1.31e+05       products in the order 2 1
     #> Held at once, on top of the forward pass: 136.1 KiB, of 1 MiB.
     ```
 

@@ -180,7 +180,7 @@ class JacobianPlan(Printable):
         return Table(
             f"Jacobian {shapes}, {in_words(self.result_bytes)}: mode={self.mode!r}, "
             f"as {self.why}.",
-            ("mode", "rows or columns", "passes", "multiply-adds"),
+            ("mode", "passes", "multiply-adds", "rows or columns"),
             rows,
             (
                 f"{asks}Held at once, on top of the forward pass: "
@@ -192,7 +192,7 @@ class JacobianPlan(Printable):
         count = self.counts[mode]
         work = f"{self.work[mode]:.3g}" if mode in self.work else ""
         passes = "" if isinstance(count, str) else str(self.passes_of(mode))
-        return mode, str(count), passes, work
+        return mode, passes, work, str(count)
 
 
 def in_words(size: int) -> str:

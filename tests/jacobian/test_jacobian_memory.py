@@ -338,9 +338,16 @@ def test_auto_takes_the_cheapest(
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
     for way, count in plan.counts.items():
         if isinstance(count, int):
-            assert rows[way][1] == str(count)
-            assert rows[way][2] == str(plan.passes_of(way))
-            assert float(rows[way][3]) == pytest.approx(plan.work[way], rel=0.01)
+            assert rows[way][1] == str(plan.passes_of(way))
+            assert float(rows[way][2]) == pytest.approx(plan.work[way], rel=0.01)
+            assert rows[way][3] == str(count)
+
+
+def test_a_long_reason_in_a_plan_is_wrapped() -> None:
+    net = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    plan = gradlib.plan_jacobian(net, torch.randn(2, 3, 4))
+    assert len(str(plan.counts["forward"])) > 60
+    assert max(map(len, str(plan).splitlines())) <= 80
 
 
 @pytest.mark.cpu
