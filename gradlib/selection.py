@@ -114,8 +114,9 @@ def _require_name(given: object, model: nn.Module) -> None:
         )
     else:
         said = f"something of type {type(given).__name__} is no name."
-        named = (name for name, it in modules_of(model).items() if it is given)
-        said += "".join(f' It has the name "{name}".' for name in named)
+        named = [name for name, it in modules_of(model).items() if it is given]
+        fix = 'Give names, patterns as "layers.*", or a function of name and module.'
+        said += "".join(f' It has the name "{name}".' for name in named) or f" {fix}"
     raise NoSuchModuleError(f"record(modules=...): {said}")
 
 
