@@ -19,7 +19,7 @@ def left_in(module: nn.Module) -> Iterator[tuple[str, int, Tensor]]:
     """
     own = vars(module).copy().items()
     kept = [(name, it) for name, it in own if name not in OF_TORCH]
-    for name, value in [*kept, *own_buffers(module).copy().items()]:
+    for name, value in [*kept, *dict(own_buffers(module)).items()]:
         for place, tensor in left_in_arguments([value]):
             yield name, place, tensor
 
@@ -40,7 +40,7 @@ def nodes_left_in(module: nn.Module, given: Iterable[Any]) -> list[Node]:
     """
     own = vars(module)  # other threads may change it, and what is in it
     attributes = map(own.get, own.keys() - OF_TORCH)
-    every = *attributes, *own_buffers(module).copy().values(), *given
+    every = *attributes, *dict(own_buffers(module)).values(), *given
     found = _tensors_in(every, DEPTH)
     try:
         return [*filter(None, map(_NODE, found))]

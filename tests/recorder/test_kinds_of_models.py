@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -155,6 +156,38 @@ def test_scripted_and_traced_modules() -> None:
     with pytest.raises(gradlib.NoSuchCallError, match="a ScriptModule takes no hooks"):
         _ = recording["1"]
     assert "2" not in recording
+
+
+class Around(nn.Module):
+    """A class of one's own: what its calls leave in modules inside it is looked for."""
+
+    def __init__(self, *inside: nn.Module) -> None:
+        super().__init__()
+        self.first, self.inside = nn.Linear(3, 3), nn.Sequential(*inside)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(self.first(x))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_scripted_modules_in_a_class_of_ones_own(in_thread: bool) -> None:
+    scripted: Any = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    traced: Any = torch.jit.trace(nn.Linear(3, 2), torch.randn(2, 3))
+    model = Around(scripted, torch.jit.freeze(copy.deepcopy(scripted).eval()), traced)
+    x = torch.randn(2, 3)
+    run(model, x)
+    expected = copy.deepcopy(grads_of(model))
+    model.zero_grad()
+    with gradlib.record(model) as recording:
+        if in_thread:
+            thread = threading.Thread(target=run, args=(model, x))
+            thread.start()
+            thread.join()
+        else:
+            run(model, x)
+    assert_close(grads_of(model), expected)
+    assert_close(recording["first"].param_grads["weight"], model.first.weight.grad)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.")
