@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 from torch.nn.parameter import is_lazy
 
 from gradlib.edges import (
@@ -175,10 +175,13 @@ def _backward(output: Tree, since: int) -> None:
         for leaf in leaves:
             leaf.grad = None  # or it would be added to in place
         vs = [cotangent(place, tensor) for place, tensor in outputs.items()]
+        # torch begins at no view made under no_grad(), but at its edge.
+        starts: list[Any] = [
+            GradientEdge(*edge_of(it)) if it.grad_fn is None else it
+            for it in outputs.values()
+        ]
         if outputs:
-            torch.autograd.backward(
-                list(outputs.values()), vs, retain_graph=has_outer_nodes
-            )
+            torch.autograd.backward(starts, vs, retain_graph=has_outer_nodes)
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad

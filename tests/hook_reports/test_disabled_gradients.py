@@ -10,11 +10,14 @@ from torch import Tensor, nn
 from gradlib.hook_reports.hooks import (
     ACCUMULATED,
     BORDER,
+    FULL,
+    FULL_PRE,
     KINDS,
     LEGACY,
+    TENSOR,
 )
 
-from .reported import Of, given, report_of
+from .reported import LINEAR, Of, given, report_of, whats
 
 
 def forces(x: Tensor) -> Tensor:
@@ -66,6 +69,27 @@ def test_names_where_gradients_are_disabled() -> None:
             "gradient of args[0]",
             "gradient of parts.0.weight, transposed",
         ]
+
+
+def test_a_view_made_where_gradients_are_disabled() -> None:
+    """It says that it requires grad, and autograd has no node for it."""
+
+    def viewed(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = layer(x)
+        with torch.no_grad():
+            return y, y.view(-1)
+
+    linear = nn.Linear(3, 2)
+    kinds = report_of(Of(viewed, linear), torch.ones(4, 3)).kinds
+    assert len(kinds[LEGACY].grad_input) == len(LINEAR)
+    assert whats(kinds[TENSOR]) == {
+        "grad of output[0]": "gradient of output[0]",
+        "grad of output[1]": "None: nothing flows to it",
+    }
+    alone = report_of(Of(lambda *given: viewed(*given)[1], linear), given(4, 3)).kinds
+    # A full hook makes torch put a node of its own there.
+    assert whats(alone[FULL_PRE]) == {"grad_output[0]": "gradient of output"}
+    assert "waits for the gradient of one, and none comes" in alone[FULL].why
 
 
 def test_inference_mode() -> None:
