@@ -7,7 +7,13 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from gradlib.edges import edge_of, edges_behind, leaves_at, nodes_behind
+from gradlib.edges import (
+    Differentiable,
+    edge_of,
+    edges_behind,
+    leaves_at,
+    nodes_behind,
+)
 from gradlib.private.hooks import hook_tensor
 from gradlib.private.passes import backward_in_modes, grad_in_modes
 from gradlib.tree import tensors_in
@@ -27,7 +33,7 @@ def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
     if not roots or not leaves:
         return
     outputs, grads = zip(*roots, strict=True)
-    if _has_reentrant_checkpoint(outputs):  # it refuses autograd.grad
+    if has_reentrant_checkpoint(outputs):  # it refuses autograd.grad
         with _grads_of_others_kept(outputs):
             # The user may yet go back through what was computed outside of the model.
             backward_in_modes(outputs, grads)
@@ -35,7 +41,8 @@ def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
         grad_in_modes(outputs, leaves, grads)
 
 
-def _has_reentrant_checkpoint(outputs: Iterable[Tensor]) -> bool:
+def has_reentrant_checkpoint(outputs: Iterable[Differentiable]) -> bool:
+    """Tell whether a checkpoint behind `outputs` hides what it uses."""
     return CHECKPOINT in {type(node).__name__ for node in nodes_behind(outputs)}
 
 

@@ -8,6 +8,7 @@ from torch.autograd.graph import GradientEdge
 
 from gradlib.edges import Edge, edge_of, edges_behind, leaves_at
 from gradlib.private.nodes import leaf_of
+from gradlib.recording.go_back import has_reentrant_checkpoint
 from gradlib.vjp.arguments import Arguments, shape_of
 from gradlib.vjp.connection import (
     LEADS_NOWHERE,
@@ -78,8 +79,10 @@ def _unused(arguments: Arguments, i: int) -> Diagnosis:
         fix = recomputed(arguments, allow_unused=True, materialize_grads=None)
     else:
         what += f" {_ends(leaves, arguments.frames)}"
-        intent = _WAS_IT_USED
-        fix = recomputed(arguments, allow_unused=True)
+        if has_reentrant_checkpoint(outputs.values):
+            intent = _HIDDEN
+        else:
+            intent, fix = _WAS_IT_USED, recomputed(arguments, allow_unused=True)
     return passing(instead, Diagnosis("GL109", what, intent, fix), arguments, inputs)
 
 
@@ -87,6 +90,12 @@ _WAS_IT_USED = (
     "Was its layer called, while it required grad, and the result used? If the output "
     "is a gradient: that of a function linear in it does not depend on it. If it is "
     "meant to be unused, allow_unused gives None for it, and materialize_grads zeros."
+)
+
+_HIDDEN = (
+    "A checkpoint with use_reentrant=True hides what its function uses, such as "
+    "weights, and torch refuses it in autograd.grad. Pass use_reentrant=False to "
+    "torch.utils.checkpoint.checkpoint, or call backward() and read .grad."
 )
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.checkpoint import checkpoint
 
 import gradlib
 from gradlib.private.tensors import negative_view
@@ -126,6 +127,13 @@ def downstream() -> Call:
 def model_call(x: Callable[[nn.Module], Any]) -> Call:
     model = nn.Linear(4, 1)
     return Call(model(vector()).sum(), x(model), f=model)
+
+
+def checkpointed() -> Call:
+    """A call for a weight that a reentrant checkpoint uses."""
+    weight, x = vector(), vector()
+    y = checkpoint(lambda x: (weight * x).sum(), x, use_reentrant=True)
+    return Call(y, weight, f=lambda weight: (weight * x).sum())
 
 
 def split_sibling() -> Call:
@@ -539,6 +547,12 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         "GL109",
         "inputs[1]",
         "is not part of the graph of outputs Was its layer called",
+    ),
+    "hidden by a checkpoint": (
+        checkpointed,
+        "GL109",
+        "inputs[0]",
+        "is not part of the graph of outputs A checkpoint Pass use_reentrant=False",
     ),
     "the other part of a split": (
         split_sibling,
