@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gradlib.edges import Edge, edge_of
@@ -308,8 +308,7 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
     if not points:
         raise JacobianArgumentError(
             f"inputs must be a tensor, or hold some; it is {in_brief(inputs)}. Pass "
-            "what outputs were computed from. The Jacobian by parameters is that of "
-            'per_sample_jacobian(model, x, argnums="parameters").'
+            f"what outputs were computed from. {_BY_PARAMETERS}"
         )
     for name, point in zip(names, points, strict=True):
         require_real(point, name, "Leave it out.")
@@ -325,7 +324,8 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
                 f"it. Call {name}.requires_grad_() before outputs are computed."
             )
     batch = len(points[0])
-    roots = require_outputs(made, batch)
+    by = _BY_PARAMETERS if isinstance(points[0], nn.Parameter) else ""
+    roots = require_outputs(made, batch, f" in {names[0]}", by)
     shared = (False,) * len(points)
     others = (*points, *(made.leaves[place] for place in roots))
     ends = tuple(map(edge_of, points))
@@ -333,6 +333,12 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
     _require_connection(graph, None)
     inner = [places.index(i) if i in places else None for i in range(len(given.leaves))]
     return graph, Tree(inner, given.spec)
+
+
+_BY_PARAMETERS = (
+    "The Jacobian by parameters is that of per_sample_jacobian(model, x, "
+    'argnums="parameters").'
+)
 
 
 def _batch_first(name: str, output: Tensor, batch: int) -> str:
@@ -347,8 +353,16 @@ def _batch_first(name: str, output: Tensor, batch: int) -> str:
     )
 
 
-def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
+def require_outputs(
+    outputs: Tree, batch: int, where: str = "", otherwise: str = ""
+) -> tuple[int, ...]:
     """Return the places of the output tensors, which must have a row for each sample.
+
+    Args:
+        outputs: What was computed.
+        batch: How many samples there are.
+        where: Where there are as many, as messages say it.
+        otherwise: What a message says if an output has another number of rows.
 
     Raises:
         NotPerSampleError: A leaf is no tensor with a row for each sample, or there is
@@ -370,9 +384,9 @@ def require_outputs(outputs: Tree, batch: int) -> tuple[int, ...]:
         if leaf.dim() == 0 or leaf.shape[0] != batch:
             name = output_path(outputs, place)
             raise NotPerSampleError(
-                f"{name} has shape {list(leaf.shape)}, and there are {batch} samples: "
-                f"its first axis must be the batch, [{batch}, ...]. "
-                + _batch_first(name, leaf, batch)
+                f"{name} has shape {list(leaf.shape)}, and there are {batch} samples"
+                f"{where}: its first axis must be the batch, [{batch}, ...]. "
+                + (otherwise or _batch_first(name, leaf, batch))
             )
         places.append(place)
     if not places:

@@ -273,6 +273,16 @@ def test_what_is_there_already_and_has_no_row_for_each_sample_is_named() -> None
         gradlib.per_sample_jacobian_from_graph(x * w, (x, w))
 
 
+def test_a_graph_cannot_give_the_jacobian_by_a_parameter() -> None:
+    model = nn.Linear(3, 2)
+    y = model(torch.ones(5, 3))
+    with pytest.raises(
+        NotPerSampleError,
+        match=r'output has shape \[5, 2\].*2 samples in inputs:.*argnums="parameters"',
+    ):
+        gradlib.per_sample_jacobian_from_graph(y, model.weight)
+
+
 @pytest.mark.parametrize(
     "ask",
     [gradlib.per_sample_jacobian, gradlib.plan_jacobian],
