@@ -17,6 +17,7 @@ from gradlib.errors import RecordingArgumentError
 
 LETTER = 0.075  # inches per letter of a sentence
 NAME = 0.15  # inches that the name of a row is high
+LONG = 100  # letters of a name beyond which its middle is left out
 
 
 class _ShownOnce(Figure):
@@ -54,6 +55,12 @@ def message(text: str, ax: Axes | None = None) -> Figure:
         0.5, 0.5, fill(text, letters), transform=ax.transAxes, ha="center", va="center"
     )
     return figure_of(ax)
+
+
+def in_short(label: str, most: int = LONG) -> str:
+    """Return a name, without its middle if it has more letters than can be shown."""
+    half = most // 2
+    return label if len(label) <= most else f"{label[: half - 1]}…{label[-half:]}"
 
 
 def require_axes(ax: object) -> None:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from gradlib.figure import NAME, figure_of, inches_of, new_axes
+from gradlib.figure import LONG, NAME, figure_of, in_short, inches_of, new_axes
 from gradlib.log_axes import label_powers_of_ten, make_logarithmic
 
 # Grey, and blue, orange and green of the Okabe-Ito palette: colour-blind readers can
@@ -47,7 +47,6 @@ ROW = 0.2  # inches per module in a heat map, which has no markers
 LINES = 100  # modules a figure has room for; with more, some go unnamed
 LETTER = 0.085  # width of a letter of a name, about, in inches
 SHORT = 24  # letters of a name that fit a figure of the usual width
-LONG = 100  # letters of a name beyond which its middle is left out
 ENTRY = 1.4  # width of an entry of the legend, in inches
 
 
@@ -360,15 +359,9 @@ def _name_rows(labels: Sequence[str], ax: Axes) -> list[int]:
     room = min(max(int(inches_of(ax).height / NAME), 1), LINES)
     named = list(range(0, len(labels), math.ceil(len(labels) / room) or 1))
     # A dollar sign in a name begins no formula.
-    ax.set_yticks(named, [_in_short(labels[row]) for row in named], parse_math=False)
+    ax.set_yticks(named, [in_short(labels[row]) for row in named], parse_math=False)
     ax.set_ylim(max(len(labels), 1) - 0.5, -0.5)
     return named
-
-
-def _in_short(label: str) -> str:
-    """Return a name, without its middle where that makes it too long to show."""
-    half = LONG // 2
-    return label if len(label) <= LONG else f"{label[: half - 1]}…{label[-half:]}"
 
 
 def _number_of(steps: Sequence[int], at: float, _place: int) -> str:

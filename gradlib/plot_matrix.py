@@ -14,7 +14,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from gradlib.figure import LETTER, NAME, figure_of, inches_of, new_axes
+from gradlib.figure import LETTER, NAME, figure_of, in_short, inches_of, new_axes
 
 # Orange and blue of the Okabe-Ito palette, so pale that black numbers are readable.
 SIGNED = LinearSegmentedColormap.from_list(
@@ -26,6 +26,8 @@ LARGEST = 7  # the most inches of a new figure, across and down
 SMALLEST = 6  # the smallest size of a number that can be read, in points
 FEW = 400  # the most numbers that are written
 CENTRED: Any = {"ha": "center", "va": "center"}
+_NAMES: Any = {"size": "small", "parse_math": False}  # a key may hold two dollar signs
+MOST = 50  # letters of a name, which may stand upright below a column
 NOTHING = 0.01  # times the largest term: sums far below this are left white
 
 
@@ -109,7 +111,7 @@ class _Side:
     @classmethod
     def along(cls, blocks: Sequence[Sequence[str]]) -> "_Side":
         """Put the blocks one after the other."""
-        names = [name for block in blocks for name in block]
+        names = [in_short(name, MOST) for block in blocks for name in block]
         strip = max(1, len(names) / 20)
         gap = strip / 3
         *starts, end = accumulate((len(it) + gap for it in blocks), initial=0.0)
@@ -207,7 +209,7 @@ def _name_rows(side: _Side, product: float, ax: Axes) -> None:
     """Write the names beside the rows, as many as have room, and that of vᵀJ."""
     step = math.ceil(NAME / _cell(ax)[1])
     at, names = side.at[::step], side.names[::step]
-    ax.set_yticks([*at, product], [*names, "vᵀJ"], size="small")
+    ax.set_yticks([*at, product], [*names, "vᵀJ"], **_NAMES)
 
 
 def _name_columns(side: _Side, ax: Axes) -> None:
@@ -216,7 +218,7 @@ def _name_columns(side: _Side, ax: Axes) -> None:
     upright = side.longest * LETTER > width
     step = math.ceil(NAME / width) if upright else 1
     rotation = 90 if upright else 0
-    ax.set_xticks(side.at[::step], side.names[::step], size="small", rotation=rotation)
+    ax.set_xticks(side.at[::step], side.names[::step], rotation=rotation, **_NAMES)
 
 
 def _cell(ax: Axes) -> tuple[float, float]:
@@ -226,11 +228,12 @@ def _cell(ax: Axes) -> tuple[float, float]:
 
 
 def _new_axes(down: _Side, across: _Side) -> Axes:
-    """Return the axes of a new figure, with room for the numbers if they are few."""
+    """Return the axes of a new figure, with room for names, and for numbers if few."""
     width, height = CELL
-    wide = max(width, LETTER * across.longest) * across.length
+    name = LETTER * across.longest
+    wide = max(width, name) * across.length
     if wide > LARGEST:
         wide = width * across.length
-    return new_axes(
-        min(max(wide + 1.4, 3), LARGEST), min(height * down.length + 1.1, LARGEST)
-    )
+    wide = min(max(wide + 1.4, 3), LARGEST)
+    upright = name if name > (wide - 1.4) / across.length else 0
+    return new_axes(wide, min(height * down.length + 1.1 + upright, LARGEST))

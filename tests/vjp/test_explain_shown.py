@@ -1,6 +1,8 @@
 """How an explanation prints, renders in a notebook and is drawn."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -218,6 +220,17 @@ def test_a_name_that_is_too_long_for_a_figure_is_left_out() -> None:
     assert "inputs (`images_of_all_the_samples`)" in str(explanation)
 
 
+def test_a_long_key_is_shown_without_its_middle() -> None:
+    x = torch.ones(1, requires_grad=True)
+    for key, name in {
+        "a$b$": 'x["a$b$"][0]',
+        "key" * 20: f'x["{"key" * 7}…ey{"key" * 6}"][0]',
+    }.items():
+        axes = drawn(gradlib.explain_vjp(2 * x, {key: x}, x).plot())
+        assert labels(axes.xaxis) == [name]
+        assert not axes.get_xticklabels()[0].get_parse_math()
+
+
 def test_each_block_has_its_place() -> None:
     explanation = two_of_each()
     axes = drawn(explanation.plot())
@@ -272,9 +285,20 @@ def test_few_numbers_are_left_out_too_where_they_have_no_room() -> None:
     assert not numbers(drawn(gradlib.explain_vjp(y, x, torch.ones(2)).plot()))
 
 
-@pytest.mark.parametrize("size", [1, 4, 8, 12, 40, 90])
-def test_nothing_in_the_figure_overlaps_or_is_cut_off(size: int) -> None:
-    figure = doubled(size).plot()
+def of_a_loss() -> gradlib.VJPExplanation:
+    model = nn.ModuleDict({"encoder": nn.Linear(3, 3)})
+    loss = model["encoder"](torch.ones(2, 3)).sum()
+    return gradlib.explain_vjp(loss, dict(model.named_parameters()))
+
+
+DRAWN = {str(it): partial(doubled, it) for it in (1, 4, 8, 12, 40, 90)}
+
+
+@pytest.mark.parametrize("make", [*DRAWN.values(), of_a_loss], ids=[*DRAWN, "keys"])
+def test_nothing_in_the_figure_overlaps_or_is_cut_off(
+    make: Callable[[], gradlib.VJPExplanation],
+) -> None:
+    figure = make().plot()
     axes = drawn(figure)
     for row in (axes.get_xticklabels(), axes.get_yticklabels(), axes.texts):
         boxes = [it.get_window_extent() for it in row]
