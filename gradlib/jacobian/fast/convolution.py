@@ -1,11 +1,9 @@
 """The sizes of convolutions, of modules and of nodes, and what follows from them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple
 
-from torch import Tensor, nn
-
-from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten
+from torch import Tensor
 
 
 class Convolution(NamedTuple):
@@ -56,55 +54,25 @@ class Convolution(NamedTuple):
         none = [0] * len(self.stride)
         return self._replace(size=size, transposed=False, output_padding=none)
 
+    def places(self) -> list[int]:
+        """Return how many places the output has along each axis, if not transposed."""
+        pairs = zip(self._reach(), self.stride, strict=True)
+        return [reach // stride + 1 for reach, stride in pairs]
 
-Taps: TypeAlias = nn.Conv2d | Convolution
-"""What has the sizes of a convolution."""
+    def left_over(self) -> list[int]:
+        """Return how many places strides leave over at the far end of each axis."""
+        pairs = zip(self._reach(), self.stride, strict=True)
+        return [reach % stride for reach, stride in pairs]
 
+    def around_reversed(self) -> list[int]:
+        """Return the padding of a gradient that goes back through the taps reversed.
 
-def plain_back(taps: Taps, size: Sequence[int], grad: Tensor) -> Tensor:
-    """Go back through a convolution by the kernel that multiplies plain matrices.
+        It is negative where the input has more zeros around it than the taps reach.
+        """
+        reaches = zip(self.dilation, self.kernel_size, self.padding, strict=True)
+        return [apart * (count - 1) - added for apart, count, added in reaches]
 
-    Args:
-        taps: The convolution.
-        size: The input's shape without the batch.
-        grad: The output's gradient, ``(batch, channels, height, width)``.
-    """
-    made, _, _ = aten._slow_conv2d_backward.output_mask(
-        grad.contiguous(),
-        grad.new_empty(grad.shape[0], *size),  # only its size is read
-        taps.weight,
-        taps.kernel_size,
-        taps.stride,
-        taps.padding,
-        INPUT_ALONE,
-    )
-    return made
-
-
-def around_reversed(taps: Taps) -> list[int]:
-    """Return the padding of a gradient that goes back through the taps reversed.
-
-    It is negative where the input has more zeros around it than the taps reach.
-    """
-    padding = cast(Any, taps.padding)  # a chain has numbers only
-    reaches = zip(taps.dilation, taps.kernel_size, padding, strict=True)
-    return [apart * (count - 1) - added for apart, count, added in reaches]
-
-
-def left_over(taps: Taps, sides: Sequence[int]) -> tuple[int, ...]:
-    """Return how many places strides leave over at the far edges: below, right.
-
-    Args:
-        taps: The sizes of the convolution.
-        sides: How many places there are along each axis, without padding.
-    """
-    if max(taps.stride) == 1:
-        return (0,) * len(sides)
-    padding = cast(Any, taps.padding)
-    moves = zip(
-        sides, padding, taps.dilation, taps.kernel_size, taps.stride, strict=True
-    )
-    return tuple(
-        (size + 2 * added - dilation * (kernel - 1) - 1) % stride
-        for size, added, dilation, kernel, stride in moves
-    )
+    def _reach(self) -> list[int]:
+        """Return how far the taps can move along each axis, in places."""
+        sizes = zip(self.size[1:], self.padding, self.around_reversed(), strict=True)
+        return [size + added - around - 1 for size, added, around in sizes]

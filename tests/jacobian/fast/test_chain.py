@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import gradlib
 from gradlib.jacobian.arguments import Call, is_open
+from gradlib.jacobian.fast import plain_convolution
 from gradlib.jacobian.fast.chains import convolutions, evaluate, order
 from gradlib.jacobian.fast.chains.find import find_chain
 from gradlib.jacobian.fast.chains.layers import IDLE, POINTWISE, SOFTMAXES
@@ -423,7 +424,7 @@ def test_convolutions(
 ) -> None:
     limits = {"FEW": few, "MANY": 1, "BACK": back, "IMAGES": 0}
     for name, limit in limits.items():
-        monkeypatch.setattr(convolutions, name, limit)
+        monkeypatch.setattr(plain_convolution, name, limit)
     model = cnn(**changed).double()
     x = torch.randn(3, 2, 9, 8, dtype=torch.float64)
     whole = require_same(model, x)

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradlib
+from gradlib.jacobian.fast import plain_convolution
+from gradlib.jacobian.fast import way_back as files
 from gradlib.jacobian.fast.convolution import Convolution
-from gradlib.jacobian.fast.stacked import convolving
-from gradlib.jacobian.fast.stacked.convolving import way_back
+from gradlib.jacobian.fast.way_back import way_back
 from gradlib.random_state import seed_all
 
 from .operations import ON_CPU
@@ -41,32 +42,47 @@ def test_a_convolution(seed: int, dtype: torch.dtype) -> None:
     y = nn.functional.conv2d(x, it.weight, None, *how)
     v = torch.randn_like(y)
     (expected,) = torch.autograd.grad(y, x, v)
-    found = way_back(it._replace(weight=it.weight.to(dtype)))(v.to(dtype))
+    with torch.no_grad():
+        found = way_back(it._replace(weight=it.weight.to(dtype)))(v.to(dtype))
     assert found.dtype == dtype
     assert found.is_contiguous()
     tolerance = 1e-4 if dtype == torch.float32 else 1e-10
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+WAYS = {
+    **dict.fromkeys(("_by_kernel", "_by_shifts"), plain_convolution),
+    **dict.fromkeys(("_turned", "_transposed", "_as_torch_does"), files),
+}
+"""The functions that go back, with their files."""
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ways that were gone."""
+    names: list[str] = []
+    for name, file in WAYS.items():
+        there = getattr(file, name)
+
+        def noted(*args: Any, name: str = name, there: Any = there, **how: Any) -> Any:
+            names.append(name)
+            return there(*args, **how)
+
+        monkeypatch.setattr(file, name, noted)
+    return names
+
+
 @pytest.mark.cpu  # elsewhere they all go torch's way
-def test_every_way_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = ("plain_back", "_turned", "_transposed", "_as_torch_does")
-    gone: set[str] = set()
-    for name in ways:
-        there = getattr(convolving, name)
-
-        def noted(*args: Any, name: str = name, there: Any = there) -> Any:
-            gone.add(name)
-            return there(*args)
-
-        monkeypatch.setattr(convolving, name, noted)
+def test_every_way_is_gone(gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_convolution, "MANY", 2**8)
     for seed in range(60):
         it = drawn(seed)
         it = it._replace(weight=it.weight.float())
-        x = torch.randn(1, *it.size)
+        x = torch.randn(9, *it.size)
         how: Any = it.stride, it.padding, it.dilation, it.groups
-        way_back(it)(nn.functional.conv2d(x, it.weight, None, *how))
-    assert gone == {*ways}
+        with torch.no_grad():
+            way_back(it)(nn.functional.conv2d(x, it.weight, None, *how))
+    assert {*gone} == {*WAYS}
 
 
 class Images(TorchDispatchMode):

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 import gradlib
 from gradlib.jacobian.fast.chains import place, result
 from gradlib.jacobian.fast.chains.chain import found_on
-from gradlib.jacobian.fast.chains.convolutions import goes_by_shifts
+from gradlib.jacobian.fast.chains.convolutions import convolution_of
 from gradlib.jacobian.fast.chains.layers import Stage
+from gradlib.jacobian.fast.plain_convolution import goes_by_shifts
 from gradlib.random_state import seed_all
 
 from .test_chain import chain, require_same
@@ -331,7 +332,7 @@ def require_as_exact(model: nn.Module, x: Tensor) -> None:
 def test_convolutions_whose_channels_are_not_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gradlib.jacobian.fast.chains.convolutions.WIDE", 1)
+    monkeypatch.setattr("gradlib.jacobian.fast.layouts.WIDE", 1)
     for name in ("ResNet", "group norm", "flattened without a mean"):
         make, shape = NETS[name]
         require_same(drawn(make()), double(3, *shape))
@@ -339,7 +340,7 @@ def test_convolutions_whose_channels_are_not_last(
 
 def test_taps_are_multiplied_at_once_where_they_are_few() -> None:
     def goes(ins: int, outs: int, taps: int) -> bool:
-        return goes_by_shifts(nn.Conv2d(ins, outs, taps))
+        return goes_by_shifts(convolution_of(nn.Conv2d(ins, outs, taps), (ins, 9, 9)))
 
     assert goes(1, 16, 7)
     assert goes(3, 16, 3)

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.jacobian.fast import convolution
+from gradlib.jacobian.fast import layouts, plain_convolution, way_back
 from gradlib.jacobian.fast.chains import convolutions, mapped, through_maps
 from gradlib.jacobian.fast.chains.bends import Bend
-from gradlib.jacobian.fast.chains.convolutions import plain_images, small_images
+from gradlib.jacobian.fast.chains.convolutions import convolution_of
+from gradlib.jacobian.fast.layouts import channels_last
+from gradlib.jacobian.fast.plain_convolution import plain_images, small_images
 
 from .test_chain import require_same
 from .test_joined import NETS, drawn
@@ -32,7 +34,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which convolutions are plain products, and which channels are first."""
     for name, value in LAYOUTS[request.param].items():
-        monkeypatch.setattr(convolutions, name, value)
+        monkeypatch.setattr(plain_convolution, name, value)
     return request.param
 
 
@@ -46,8 +48,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             names.append(name)
             return getattr(torch.ops.aten, name)
 
-    for file in (convolutions, convolution):
-        monkeypatch.setattr(file, "aten", Noting())
+    monkeypatch.setattr(plain_convolution, "aten", Noting())
     return names
 
 
@@ -193,19 +194,21 @@ def test_gradients_do_not_flow_through_plain_products(called: list[str]) -> None
 def test_which_are_plain(
     make: Callable[[], nn.Conv2d], size: tuple[int, ...], images: int
 ) -> None:
-    assert plain_images(make(), size) == images
+    assert plain_images(convolution_of(make(), size)) == images
 
 
 def test_forward_fewer_are_plain_with_strides() -> None:
-    strided, dense = nn.Conv2d(3, 8, 5, 2, padding=2), nn.Conv2d(3, 8, 5, padding=2)
-    assert plain_images(strided, (3, 20, 20)) == 5
-    assert plain_images(strided, (3, 20, 20), forth=True) == 2
-    assert plain_images(dense, (3, 10, 10), forth=True) == 5
+    strided = convolution_of(nn.Conv2d(3, 8, 5, 2, padding=2), (3, 20, 20))
+    dense = convolution_of(nn.Conv2d(3, 8, 5, padding=2), (3, 10, 10))
+    assert plain_images(strided) == 5
+    assert plain_images(strided, forth=True) == 2
+    assert plain_images(dense, forth=True) == 5
 
 
 def test_groups_and_dilation_may_be_small() -> None:
-    assert small_images(nn.Conv2d(8, 8, 3, stride=2, groups=2), (8, 17, 17)) == 8
-    assert small_images(nn.Conv2d(1, 8, 5, dilation=2), (1, 20, 20)) == 8
+    grouped, apart = nn.Conv2d(8, 8, 3, 2, groups=2), nn.Conv2d(1, 8, 5, dilation=2)
+    assert small_images(convolution_of(grouped, (8, 17, 17))) == 8
+    assert small_images(convolution_of(apart, (1, 20, 20))) == 8
 
 
 @pytest.mark.cpu  # elsewhere they are last, however few the images are
@@ -234,27 +237,23 @@ def test_channels_stay_first_on_the_way(
 
 
 BACK: dict[str, tuple[tuple[int, int], dict[str, Any], str]] = {
-    "few outputs": ((6, 8), {"padding": 1}, "flipped"),
-    "one output": ((20, 1), {}, "flipped"),
-    "padding as far as taps reach": ((6, 8), {"padding": 2}, "flipped"),
-    "taps on one axis": (
-        (6, 8),
-        {"kernel_size": (1, 4), "padding": (0, 3)},
-        "flipped",
-    ),
-    "padding beyond that": ((6, 8), {"padding": (0, 3)}, "as it is"),
-    "strides and few outputs": ((6, 8), {"stride": 2}, "as it is"),
-    "groups and few outputs": ((6, 8), {"groups": 2}, "as it is"),
-    "gaps and few outputs": ((6, 8), {"dilation": 2}, "as it is"),
-    "single taps and few outputs": ((6, 8), {"kernel_size": 1}, "as it is"),
-    "more outputs": ((6, 9), {}, "as it is"),
-    "half a block more": ((24, 24), {"padding": 1}, "channels last"),
-    "hardly more blocks": ((17, 40), {}, "channels last"),
-    "blocks that are fuller": ((24, 25), {}, "as it is"),
-    "a single block": ((16, 17), {}, "as it is"),
-    "strides and half a block more": ((24, 24), {"stride": 2}, "as it is"),
+    "few outputs": ((6, 8), {"padding": 1}, "turned"),
+    "one output": ((20, 1), {}, "turned"),
+    "padding as far as taps reach": ((6, 8), {"padding": 2}, "turned"),
+    "taps on one axis": ((6, 8), {"kernel_size": (1, 4), "padding": (0, 3)}, "turned"),
+    "gaps": ((6, 8), {"dilation": 2}, "turned"),
+    "groups": ((6, 10), {"groups": 2}, "turned"),
+    "single taps": ((6, 10), {"kernel_size": 1}, "turned"),
+    "padding beyond that": ((6, 8), {"padding": (0, 3)}, "transposed"),
+    "more outputs": ((6, 9), {}, "transposed"),
+    "blocks that are fuller": ((24, 25), {}, "transposed"),
+    "a single block": ((16, 17), {}, "transposed"),
+    "half a block more": ((24, 24), {"padding": 1}, "transposed, channels last"),
+    "hardly more blocks": ((17, 40), {}, "transposed, channels last"),
+    "strides": ((24, 24), {"stride": 2}, "transposed, channels last"),
+    "strides and groups": ((24, 24), {"stride": 2, "groups": 2}, "as torch does"),
 }
-"""Input and output channels, options, and how the library is asked to go back."""
+"""Input and output channels, options, and how the library goes back."""
 
 
 @pytest.mark.cpu  # elsewhere channels are last
@@ -264,17 +263,23 @@ def test_back_where_channels_are_first(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ins, outs), options, way = BACK[name]
-    monkeypatch.setattr(convolutions, "IMAGES", 0)  # no plain products
+    for limit in ("IMAGES", "FEW", "LITTLE"):  # no plain products
+        monkeypatch.setattr(plain_convolution, limit, 0)
     ways: list[str] = []
 
-    def watch(function: str, said: str) -> None:
-        done = getattr(convolutions, function)
+    def watch(file: Any, function: str, said: str) -> None:
+        done = getattr(file, function)
         monkeypatch.setattr(
-            convolutions, function, lambda *them: ways.append(said) or done(*them)
+            file,
+            function,
+            lambda *them, **how: ways.append(said) or done(*them, **how),
         )
 
-    watch("_pulled_flipped", "flipped")
-    watch("channels_last", "channels last")
+    watch(way_back, "_turned", "turned")
+    watch(way_back, "_transposed", "transposed")
+    watch(way_back, "_as_torch_does", "as torch does")
+    for file in (layouts, way_back):
+        watch(file, "channels_last", "channels last")
     chosen: dict[str, Any] = {"kernel_size": 3} | options
     module = nn.Conv2d(ins, outs, **chosen, dtype=dtype).requires_grad_(False)
     x = torch.randn(3, ins, 9, 12, dtype=dtype, requires_grad=True)
@@ -286,10 +291,51 @@ def test_back_where_channels_are_first(
         found, _ = step.pull(v, False)
     assert y.is_contiguous()
     assert found.is_contiguous()
-    assert [*ways, "as it is"][0] == (way if dtype == torch.float32 else "as it is")
+    assert ", ".join(ways) == (way if dtype == torch.float32 else "as torch does")
     for i in range(2):
         (expected,) = torch.autograd.grad(module(x), x, v[:, i])
         torch.testing.assert_close(found[:, i], expected)
+
+
+LAST: dict[str, tuple[tuple[int, int], dict[str, Any], str]] = {
+    "one output": ((6, 1), {}, "turned"),
+    "groups": ((6, 4), {"groups": 2}, "turned"),
+    "single taps": ((6, 8), {"kernel_size": 1}, "turned"),
+    "several outputs": ((6, 2), {}, "transposed"),
+    "strides and one output": ((6, 1), {"stride": 2}, "transposed"),
+}
+"""The same where channels are last in memory."""
+
+
+@pytest.mark.cpu  # a GPU always goes back by transposed convolutions
+@pytest.mark.parametrize("name", LAST)
+def test_back_where_channels_are_last(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ins, outs), options, way = LAST[name]
+    for limit in ("IMAGES", "FEW", "LITTLE"):  # no plain products
+        monkeypatch.setattr(plain_convolution, limit, 0)
+    ways: list[str] = []
+    for function in ("_turned", "_transposed"):
+        done = getattr(way_back, function)
+        monkeypatch.setattr(
+            way_back,
+            function,
+            lambda *them, done=done, said=function, **how: (
+                ways.append(said[1:]) or done(*them, **how)
+            ),
+        )
+    chosen: dict[str, Any] = {"kernel_size": 3} | options
+    module = nn.Conv2d(ins, outs, **chosen).requires_grad_(False)
+    x = torch.randn(3, ins, 9, 12, requires_grad=True)
+    with torch.no_grad():
+        step, y = convolutions.convolved(module, channels_last(x))
+        v = torch.randn(3, 1, *y.shape[1:])
+        found, _ = step.pull(v, False)
+    assert found[:, 0].is_contiguous(memory_format=torch.channels_last)
+    assert ways == [way]
+    (expected,) = torch.autograd.grad(module(x), x, v[:, 0])
+    torch.testing.assert_close(found[:, 0], expected)
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn, strided
 from torch.nn import Parameter
 
-from gradlib.jacobian.fast.chains.convolutions import (
-    goes_by_shifts,
-    small_images,
-)
+from gradlib.jacobian.fast.chains.convolutions import convolution_of
 from gradlib.jacobian.fast.chains.layers import (
     OPTIONS,
     POINTWISE,
@@ -31,6 +28,7 @@ from gradlib.jacobian.fast.chains.layers import (
 from gradlib.jacobian.fast.chains.norms import BATCH_NORM, FEW
 from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
+from gradlib.jacobian.fast.plain_convolution import goes_by_shifts, small_images
 from gradlib.private.modules import own_buffers, own_parameters
 
 Like: TypeAlias = tuple[torch.dtype, torch.device]
@@ -204,8 +202,9 @@ def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
             return None
         multiply_adds = math.prod(after) * math.prod(each)
         if kind is nn.Conv2d:
-            small = small_images(layer, size)
-            if goes_by_shifts(layer):
+            convolution = convolution_of(layer, size)
+            small = small_images(convolution)
+            if goes_by_shifts(convolution):
                 entries += multiply_adds // outs  # all taps, before they are added up
         known = [Layer(layer, None)]
     elif kind in (Summed, Taken) or kind in _POOLS:

@@ -9,11 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.bends import Bend, passed
-from gradlib.jacobian.fast.chains.convolutions import (
-    channels_last,
-    convolved,
-    is_few,
-)
+from gradlib.jacobian.fast.chains.convolutions import convolved
 from gradlib.jacobian.fast.chains.layers import (
     Joined,
     Linear,
@@ -33,7 +29,9 @@ from gradlib.jacobian.fast.chains.ways import (
     put_together,
 )
 from gradlib.jacobian.fast.kernels import aten
+from gradlib.jacobian.fast.layouts import channels_last
 from gradlib.jacobian.fast.matmul import linear, multiplied
+from gradlib.jacobian.fast.plain_convolution import is_few
 from gradlib.private.modes import grad_is_enabled
 
 

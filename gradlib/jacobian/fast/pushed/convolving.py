@@ -9,7 +9,8 @@ from torch import Tensor
 from gradlib.jacobian.fast.convolution import Convolution
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.pushed.forth import Forth, as_samples, of_one, once
-from gradlib.jacobian.fast.stacked.convolving import read, way_back
+from gradlib.jacobian.fast.stacked.convolving import read
+from gradlib.jacobian.fast.way_back import way_back
 
 
 def convolution(op: Operation) -> Forth | None:
