@@ -17,6 +17,13 @@ def listed(names: Iterable[object], most: int = 3) -> str:
     return shown if len(every) <= most else f"{shown} and {len(every) - most} more"
 
 
+def in_bytes(size: int) -> str:
+    """Return a number of bytes in words, as ``"1.5 MiB"``."""
+    units = "bytes", "KiB", "MiB", "GiB", "TiB"
+    power = max(it for it in range(len(units)) if size >= 1024**it or not it)
+    return f"{size / 1024**power:.4g} {units[power]}"
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """Return how many of something there are: ``1 call``, ``2 calls``."""
     return f"{number} {one if number == 1 else many or one + 's'}"

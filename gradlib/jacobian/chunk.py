@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 
 from gradlib.errors import OutOfBytesError
-from gradlib.jacobian.plan import BATCHED, in_words
+from gradlib.jacobian.plan import BATCHED
+from gradlib.wording import in_bytes
 
 FAST = 2**25
 """How many bytes a batched pass holds at most on a CPU: more is slower."""
@@ -152,7 +153,7 @@ def _require_room(chunk: int, room: int, each: int) -> None:
     needs = BATCHED * each * chunk if chunk > 1 else each
     if room < needs:
         raise OutOfBytesError(
-            f"A pass with chunk_size={chunk} takes {in_words(needs)}, and of "
-            f"max_bytes the Jacobian leaves {in_words(room)}. Pass a smaller "
+            f"A pass with chunk_size={chunk} takes {in_bytes(needs)}, and of "
+            f"max_bytes the Jacobian leaves {in_bytes(room)}. Pass a smaller "
             'chunk_size, or "auto".'
         )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradlib.errors import GradlibError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian.agreement import require_rows
-from gradlib.jacobian.faster import find_shorter
+from gradlib.jacobian.faster import find_in_graph
 from gradlib.jacobian.finite import are_finite
 from gradlib.jacobian.forward import BY_COLUMNS
 from gradlib.jacobian.fresh import keep_what_is_freed
@@ -92,7 +92,7 @@ def _shortened(
         return None
     if out is not None and not all(it.is_contiguous() for it in out.values()):
         return None
-    shorter = find_shorter(graph, plan)
+    shorter = find_in_graph(graph, plan)
     if shorter is None:
         return None
     try:

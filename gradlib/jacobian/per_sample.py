@@ -28,7 +28,7 @@ from gradlib.jacobian.check import (
 )
 from gradlib.jacobian.compute import compute, explained
 from gradlib.jacobian.coupling import require_own_rows
-from gradlib.jacobian.faster import find_shorter
+from gradlib.jacobian.faster import find_in_call, find_in_graph
 from gradlib.jacobian.finite import are_finite
 from gradlib.jacobian.generators import RandomState, generators_kept
 from gradlib.jacobian.graph import Graph, of_tensors, run
@@ -171,7 +171,7 @@ def per_sample_jacobian(
     create_graph = as_flag("create_graph", create_graph)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     call = Call(fn, inputs, *asked)
-    chain = find_shorter(call)
+    chain = find_in_call(call)
     if chain is not None:
         try:
             jacobian = chain.jacobian()
@@ -412,7 +412,7 @@ def plan_jacobian(
     arguments = read(fn, inputs, argnums, in_dims)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     call = Call(fn, inputs, *asked)
-    chain = find_shorter(call)
+    chain = find_in_call(call)
     if max_bytes is None:  # the plan's table shows a number
         max_bytes = room_on(arguments.asked[0].value.device)
         call = call._replace(max_bytes=max_bytes)
@@ -468,7 +468,7 @@ def _plan_of_graph(
             raise
         raise NoSuchWayError(explained(error)) from error
     is_open = call.mode == call.chunk_size == "auto" and not call.create_graph
-    shorter = find_shorter(graph, plan) if is_open and not plan.settled else None
+    shorter = find_in_graph(graph, plan) if is_open and not plan.settled else None
     return plan if shorter is None else shorter.planned(plan)
 
 

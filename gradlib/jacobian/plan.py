@@ -9,7 +9,7 @@ from gradlib.jacobian import forward, reverse, split
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Piece, detached
 from gradlib.render import Printable, Table
-from gradlib.wording import listed
+from gradlib.wording import in_bytes, listed
 
 Way: TypeAlias = Callable[..., Iterator[Piece]]
 
@@ -175,16 +175,16 @@ class JacobianPlan(Printable):
         per_pass = "1 row or column" if self.chunk == 1 else f"{self.chunk} of them"
         asks = f"A pass asks for {per_pass}. " if self.passes else ""
         when = "before" if self.check_first else "afterwards"
-        size = in_words(self.check_bytes)
+        size = in_bytes(self.check_bytes)
         checked = f" The check takes {size}, {when}." if self.check_bytes else ""
         return Table(
-            f"Jacobian {shapes}, {in_words(self.result_bytes)}: mode={self.mode!r}, "
+            f"Jacobian {shapes}, {in_bytes(self.result_bytes)}: mode={self.mode!r}, "
             f"as {self.why}.",
             ("mode", "passes", "multiply-adds", "rows or columns"),
             rows,
             (
                 f"{asks}Held at once, on top of the forward pass: "
-                f"{in_words(self.bytes)}, of {in_words(self.max_bytes)}.{checked}",
+                f"{in_bytes(self.bytes)}, of {in_bytes(self.max_bytes)}.{checked}",
             ),
         )
 
@@ -193,10 +193,3 @@ class JacobianPlan(Printable):
         work = f"{self.work[mode]:.3g}" if mode in self.work else ""
         passes = "" if isinstance(count, str) else str(self.passes_of(mode))
         return mode, passes, work, str(count)
-
-
-def in_words(size: int) -> str:
-    """Return a number of bytes in words, as ``"1.5 MiB"``."""
-    units = "bytes", "KiB", "MiB", "GiB"
-    power = max(it for it in range(len(units)) if size >= 1024**it or not it)
-    return f"{size / 1024**power:.4g} {units[power]}"

@@ -14,8 +14,8 @@ from gradlib.jacobian.cut import Cut
 from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import bytes_of_graph, bytes_of_pass, room_on
-from gradlib.jacobian.plan import BATCHED, FORWARD, SPLIT, WAYS, JacobianPlan, in_words
-from gradlib.wording import in_brief
+from gradlib.jacobian.plan import BATCHED, FORWARD, SPLIT, WAYS, JacobianPlan
+from gradlib.wording import in_brief, in_bytes
 
 MODES = ("auto", *WAYS)
 
@@ -124,7 +124,7 @@ def _made(
         max_bytes = _room(graph, held, check_bytes)
     fitting = counts  # not `counts`: a shorter way to columns keeps no graph
     while is_choice and parts and max_bytes < result + each + parts:
-        why = f"{mode} would keep {in_words(parts)}, which does not fit"
+        why = f"{mode} would keep {in_bytes(parts)}, which does not fit"
         fitting = fitting | {mode: why}
         mode, _ = _choice(fitting, passes)
         parts = _parts(graph, mode, cut)
@@ -358,12 +358,12 @@ def _require_room(
             advice += ' Or pass mode="reverse", which keeps less.'
         raise OutOfBytesError(
             f"Not even one row or column at a time fits: {takes(result, a_pass)}, and "
-            f"{limit} is {in_words(room)}. {advice}"
+            f"{limit} is {in_bytes(room)}. {advice}"
         )
     if room < check_bytes:
         raise OutOfBytesError(
-            f"The check calls fn in float64, which takes {in_words(check_bytes)} by "
-            f"our count, and {limit} is {in_words(room)}. Pass fewer samples at a "
+            f"The check calls fn in float64, which takes {in_bytes(check_bytes)} by "
+            f"our count, and {limit} is {in_bytes(room)}. Pass fewer samples at a "
             "time, or check=False."
         )
 
@@ -371,9 +371,9 @@ def _require_room(
 def takes(result: int, a_pass: int) -> str:
     """Return in words the bytes of the Jacobian and of a pass with a single row."""
     if result == 0:
-        return f"a pass takes {in_words(a_pass)} besides out"
+        return f"a pass takes {in_bytes(a_pass)} besides out"
     return (
-        f"the Jacobian takes {in_words(result)} and a pass another {in_words(a_pass)}"
+        f"the Jacobian takes {in_bytes(result)} and a pass another {in_bytes(a_pass)}"
     )
 
 

@@ -18,6 +18,7 @@ from gradlib.values import keep
 from gradlib.vjp.arguments import Arguments, Form, form_of
 from gradlib.vjp.equation import equation
 from gradlib.vjp.spelling import own_names
+from gradlib.wording import in_bytes
 
 ENTRIES = 10_000
 """The most entries of a Jacobian that is computed, all pairs of tensors together."""
@@ -181,7 +182,7 @@ def _why_not(vectors: list[Tensor], results: list[Tensor]) -> str:
         size = rows * sum(it.numel() * it.itemsize for it in results)
         return (
             f"J is not computed: it would have {rows * columns:,} entries, "
-            f"{_bytes(size)}. The most is {ENTRIES:,} entries."
+            f"{in_bytes(size)}. The most is {ENTRIES:,} entries."
         )
     if rows > ROWS:
         return (
@@ -189,11 +190,6 @@ def _why_not(vectors: list[Tensor], results: list[Tensor]) -> str:
             f"pass. The most is {ROWS:,} rows."
         )
     return ""
-
-
-def _bytes(count: int) -> str:
-    power = min(int(math.log(count, 1000)), 4)
-    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def _jacobian(

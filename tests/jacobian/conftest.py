@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 
 from gradlib.jacobian import drawing
-from gradlib.jacobian.faster import find_shorter
+from gradlib.jacobian.faster import find_in_call, find_in_graph
 from gradlib.random_state import generators_of_devices
 
 HERE = Path(__file__).parent
+FINDING = {
+    "per_sample.find_in_call": find_in_call,
+    "per_sample.find_in_graph": find_in_graph,
+    "compute.find_in_graph": find_in_graph,
+}
+"""Where the folder `fast` is asked."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +36,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         return (yield)
     answers: set[bool] = set()
 
-    def watched(*asked: Any) -> Any:
-        found = find_shorter(*asked)
-        answers.add(found is not None)
-        return found
+    def watched(find: Any) -> Any:
+        def watching(*asked: Any) -> Any:
+            found = find(*asked)
+            answers.add(found is not None)
+            return found
+
+        return watching
 
     with _in_its_place(watched):
         yield
@@ -41,7 +50,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         for generator in generators_of_devices():  # as before the first run
             generator.manual_seed(0)
         try:
-            with _in_its_place(lambda *_: None):
+            with _in_its_place(lambda _: lambda *_: None):
                 item.runtest()
         except BaseException as error:
             error.add_note("It fails without gradlib/jacobian/fast, and not with it.")
@@ -50,8 +59,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 
 @contextmanager
-def _in_its_place(find: Any) -> Generator[None]:
+def _in_its_place(of: Any) -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for file in ("per_sample", "compute"):
-            patch.setattr(f"gradlib.jacobian.{file}.find_shorter", find)
+        for place, find in FINDING.items():
+            patch.setattr(f"gradlib.jacobian.{place}", of(find))
         yield

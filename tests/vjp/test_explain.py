@@ -293,7 +293,7 @@ def test_the_largest_jacobian_there_is() -> None:
     assert explanation.difference is None
     assert_close(explanation.result, torch.full((side + 1,), 2.0))
     assert f"{(side + 1) ** 2:,} entries" in explanation.note
-    assert f"{(side + 1) ** 2 * 4 / 1000:.3g} kB" in explanation.note
+    assert f"{(side + 1) ** 2 * 4 / 1024:.4g} KiB" in explanation.note
     assert f"{ENTRIES:,}" in explanation.note
     assert explanation.shapes["jacobian"] == (side + 1, side + 1)
     assert explanation.equation == "j,ji->i"

@@ -11,7 +11,7 @@ import gradlib
 from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.fast.diagonal import Diagonal, find_diagonal
-from gradlib.jacobian.fast.in_graph import find_in_graph
+from gradlib.jacobian.fast.door import find_in_graph
 from gradlib.jacobian.graph import run
 
 from .lines import double

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.jacobian import planning
-from gradlib.jacobian.fast.in_graph import find_in_graph
+from gradlib.jacobian.fast.door import find_in_graph
 from gradlib.jacobian.fast.pushed.pushed import Passed, Pushed, find_pushed
 from gradlib.jacobian.graph import Graph
 from gradlib.random_state import seed_all

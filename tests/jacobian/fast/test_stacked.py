@@ -17,7 +17,7 @@ from gradlib.edges import nodes_behind
 from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.compute import compute
-from gradlib.jacobian.fast.in_graph import find_in_graph
+from gradlib.jacobian.fast.door import find_in_graph
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked import stacked
 from gradlib.jacobian.fast.stacked.rules import RULES
@@ -396,7 +396,7 @@ def test_a_hook_inside_is_heard(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         HOOKS[name](y)
         return y.tanh()
 
-    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structured", _nothing)
+    monkeypatch.setattr("gradlib.jacobian.fast.door.find_structured", _nothing)
     x = double(4, 4, 4)
     assert found_for(graph_of(fn, x)) is not None, "a hook is not seen there"
     found = gradlib.per_sample_jacobian(fn, x, check=False)
@@ -412,7 +412,7 @@ def _unhooked(x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
 def test_a_hook_of_a_module_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the old kind leaves no sign in the graph either."""
-    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structured", _nothing)
+    monkeypatch.setattr("gradlib.jacobian.fast.door.find_structured", _nothing)
     model, x = Block(4, 2, random.Random(0)).double(), double(2, 3, 4)
     cast(Any, model).register_backward_hook(lambda _, grads, __: _doubled(grads))
     found = gradlib.per_sample_jacobian(model, x, check=False)
@@ -432,7 +432,7 @@ def test_what_is_proven(
     check: bool, proven: bool, fn: Function, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a hook rows take autograd's steps: a pass would only say so again."""
-    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structured", _nothing)
+    monkeypatch.setattr("gradlib.jacobian.fast.door.find_structured", _nothing)
     asked = looks_asked(monkeypatch)
     gradlib.per_sample_jacobian(fn, double(4, 4, 4).abs(), check=check)
     assert len(asked) == (proven or not ON_CPU)
@@ -454,7 +454,7 @@ def test_a_checkpoint_is_computed_again_once_a_pass(
     x = double(4, 4, 4)
     gradlib.per_sample_jacobian(fn, x, check=False)
     with_all = len(calls)
-    monkeypatch.setattr("gradlib.jacobian.compute.find_shorter", _nothing)
+    monkeypatch.setattr("gradlib.jacobian.compute.find_in_graph", _nothing)
     calls.clear()
     gradlib.per_sample_jacobian(fn, x, check=False)
     assert with_all == len(calls) == 2
@@ -467,7 +467,7 @@ def _nothing(*_: Any) -> None:
 @pytest.mark.parametrize("check", [False, True])
 def test_a_block_as_a_whole(check: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seed_all(0)
-    monkeypatch.setattr("gradlib.jacobian.fast.in_graph.find_structured", _nothing)
+    monkeypatch.setattr("gradlib.jacobian.fast.door.find_structured", _nothing)
     block = Block(4, 2, random.Random(0)).double()
     x = double(3, 5, 4)
     plan = gradlib.plan_jacobian(block, x, check=check)

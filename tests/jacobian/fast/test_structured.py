@@ -13,7 +13,7 @@ import gradlib
 from gradlib.edges import nodes_behind
 from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
-from gradlib.jacobian.fast.in_graph import find_in_graph
+from gradlib.jacobian.fast.door import find_in_graph
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.structure import chunks, structured
 from gradlib.jacobian.fast.structure.rules import RULES

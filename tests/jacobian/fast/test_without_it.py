@@ -18,7 +18,8 @@ import gradlib.jacobian.faster
 
 
 def test_it_is_gone() -> None:
-    assert gradlib.jacobian.faster.find_shorter("a") is None
+    assert gradlib.jacobian.faster.find_in_call("a") is None
+    assert gradlib.jacobian.faster.find_in_graph("a", "b") is None
 """
 ANSWERS = Path("tests", "jacobian")
 FILES = ("test_finite.py", "test_drawing.py")
@@ -55,7 +56,8 @@ def test_it_has_no_say_where_a_mode_is_named(
 
     for name in ("chain_of", "plain_net"):
         monkeypatch.setattr(f"gradlib.jacobian.fast.chains.find.{name}", look)
-    monkeypatch.setattr("gradlib.jacobian.fast.door.find_in_graph", look)
+    monkeypatch.setattr("gradlib.jacobian.compute.find_in_graph", look)
+    monkeypatch.setattr("gradlib.jacobian.per_sample.find_in_graph", look)
     model, x = (
         nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 4)),
         torch.ones(3, 4),

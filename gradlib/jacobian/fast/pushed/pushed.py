@@ -24,6 +24,7 @@ from gradlib.jacobian.fast.pushed.apart import keeps_apart
 from gradlib.jacobian.fast.pushed.forth import Forth
 from gradlib.jacobian.fast.pushed.rules import RULES
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.memory import bytes_of_graph
 from gradlib.jacobian.pieces import Block, written
 from gradlib.jacobian.plan import BATCHED, JacobianPlan
 
@@ -137,7 +138,7 @@ def find_pushed(graph: Graph, plan: JacobianPlan) -> Pushed | None:
         return None
     if not all_is_known(graph.drawing, RULES):
         return None
-    slopes = sum(form.bytes for form in graph.drawing.forms.values())
+    slopes = bytes_of_graph(graph.drawing)
     chunk = _columns_at_once(graph, plan, slopes)
     if chunk < 1:
         return None

@@ -24,6 +24,7 @@ from gradlib.jacobian.fast.stacked.recurrent import bytes_of_states
 from gradlib.jacobian.fast.stacked.rules import ASK_NOTHING, IN_PARTS, RULES, Rule
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.memory import bytes_of_graph
 from gradlib.jacobian.pieces import Block, written
 from gradlib.jacobian.plan import BATCHED, JacobianPlan
 
@@ -222,10 +223,10 @@ def _sizes(graph: Graph, plan: JacobianPlan) -> tuple[int, int, int]:
     For all, there are slopes, about as many as gradients, and the scores of attention,
     which torch's kernels do not keep. An LSTM keeps states for each.
     """
-    gradients, attentions, recurrent = _bytes_of_gradients(graph.drawing)
+    attentions, recurrent = _attentions_and_recurrent(graph.drawing)
     scores = [_bytes_of_scores(graph.nodes[it]) for it in attentions]
     states = (bytes_of_states(graph.nodes[it]) for it in recurrent)
-    slopes = gradients + 2 * sum(scores)
+    slopes = bytes_of_graph(graph.drawing) + 2 * sum(scores)
     most = max(scores, default=0)
     each = plan.pass_bytes + most + max(states, default=0)
     on_cpu = graph.points[0].device.type == "cpu"
@@ -240,15 +241,11 @@ def _sizes(graph: Graph, plan: JacobianPlan) -> tuple[int, int, int]:
 
 
 @kept_for_each
-def _bytes_of_gradients(drawing: Drawing) -> tuple[int, list[int], list[int]]:
-    """Return the bytes of all gradients, and the numbers of two kinds of nodes.
-
-    These are attention, and recurrent layers.
-    """
+def _attentions_and_recurrent(drawing: Drawing) -> tuple[list[int], list[int]]:
+    """Return the numbers of the nodes of attention, and of recurrent layers."""
     names = list(enumerate(drawing.names))
     attentions = [i for i, name in names if "Attention" in name]
-    recurrent = [i for i, name in names if "RnnLayer" in name]
-    return sum(form.bytes for form in drawing.forms.values()), attentions, recurrent
+    return attentions, [i for i, name in names if "RnnLayer" in name]
 
 
 def _bytes_of_scores(node: Any) -> int:
