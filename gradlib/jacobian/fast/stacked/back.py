@@ -1,7 +1,6 @@
 """The backward of an operation, for several vectors at once, as rules give it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -34,7 +33,6 @@ position: ``(vectors, *in)``."""
 Scale: TypeAlias = Callable[[Tensor], dict[int, Tensor]]
 
 
-@lru_cache(maxsize=64)
 def times(*scales: float) -> Scale:
     """Return the backward to inputs with the output's entries, each with a factor."""
 

@@ -1,7 +1,5 @@
 """The backward of operations that move, pick, join, sum or repeat entries."""
 
-from functools import lru_cache
-
 from torch import Tensor
 
 from gradlib.jacobian.fast import moves
@@ -11,22 +9,30 @@ from gradlib.jacobian.fast.stacked.back import Back, Part, times
 
 def reshaped(op: Operation) -> Back:
     """A view that keeps the order of entries."""
-    return _to_shape(tuple(op.shapes[0]))
+    shape = op.shapes[0]
+    return lambda grad: {0: grad.reshape(grad.size(0), *shape)}
 
 
 def permuted(op: Operation) -> Back:
     """Dimensions in another order."""
-    return _in_order(tuple(moves.order(op)))
+    order = moves.order(op)
+    back = [1 + order.index(i) for i in range(len(order))]
+    return lambda grad: {0: grad.permute(0, *back)}
 
 
 def selected(op: Operation) -> Back:
     """One row of a dimension."""
-    return _row(*moves.row(op))
+    dim, index = moves.row(op)
+    rows = range(index, index + 1)
+    return lambda grad: {0: Part(1 + dim, rows, grad.unsqueeze(1 + dim))}
 
 
 def sliced(op: Operation) -> Back:
     """Some rows of a dimension."""
-    return _picked(op, moves.sliced(op))
+    dim, rows = moves.sliced(op)
+    if len(rows) == op.shapes[0][dim]:  # all of them
+        return times(1)
+    return lambda grad: {0: Part(1 + dim, rows, grad)}
 
 
 def concatenated(op: Operation) -> Back | None:
@@ -55,30 +61,3 @@ def summed(op: Operation) -> Back:
         return {0: scaled.reshape(grad.size(0), *kept).expand(-1, *shape)}
 
     return back
-
-
-# A graph has many of these, and most repeat. They hold only numbers, so they are kept.
-
-
-@lru_cache(maxsize=1024)
-def _to_shape(shape: tuple[int, ...]) -> Back:
-    return lambda grad: {0: grad.reshape(grad.size(0), *shape)}
-
-
-@lru_cache(maxsize=64)
-def _in_order(order: tuple[int, ...]) -> Back:
-    back = [1 + order.index(i) for i in range(len(order))]
-    return lambda grad: {0: grad.permute(0, *back)}
-
-
-def _picked(op: Operation, picked: moves.Rows) -> Back:
-    if len(picked.rows) == op.shapes[0][picked.dim]:  # all of them
-        return times(1)
-    dim, rows = 1 + picked.dim, picked.rows
-    return lambda grad: {0: Part(dim, rows, grad)}
-
-
-@lru_cache(maxsize=1024)
-def _row(dim: int, index: int) -> Back:
-    rows = range(index, index + 1)
-    return lambda grad: {0: Part(1 + dim, rows, grad.unsqueeze(1 + dim))}

@@ -9,7 +9,6 @@ from gradlib.jacobian.fast.moves import (
     PERMUTED,
     RESHAPED,
     SELECTED,
-    SEVERAL,
     SLICED,
     SUMMED,
     UNCHANGED,
@@ -78,9 +77,6 @@ RULES: dict[str, Rule] = {
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }
-
-IN_PARTS = frozenset((*SEVERAL, *SELECTED, *SLICED))
-"""The names of the nodes whose backward gives a `Part`."""
 
 ASK_NOTHING = frozenset((*RESHAPED, *UNCHANGED, "NegBackward0"))
 """The names of the nodes whose saved values are not needed."""

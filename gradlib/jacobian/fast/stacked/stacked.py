@@ -5,10 +5,9 @@ back with its ordinary kernel. torch's own way to have several vectors in a pass
 takes some operations one vector after the other, and others in many small steps.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -21,7 +20,7 @@ from gradlib.jacobian.fast.known import all_is_known
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked.back import Back, Part
 from gradlib.jacobian.fast.stacked.recurrent import bytes_of_states
-from gradlib.jacobian.fast.stacked.rules import ASK_NOTHING, IN_PARTS, RULES, Rule
+from gradlib.jacobian.fast.stacked.rules import ASK_NOTHING, RULES, Rule
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import bytes_of_graph
@@ -41,13 +40,10 @@ _SLOW = "Convolution", "ScaledDotProduct", "RnnLayer"
 """What the names of the operations contain that vmap is slow for."""
 
 
-Way: TypeAlias = tuple[
-    Spot, Sequence[tuple[Back, int]], Back, Sequence[int], Sequence[Spot]
-]
-"""A stretch of the graph: the spot it starts from; the backwards of operations with a
-single gradient, each with that gradient's position; the backward it ends with; the
-positions of that one's gradients that count, and the spot each goes to. It is no class,
-as each call makes many anew."""
+Way: TypeAlias = tuple[Spot, Back, Sequence[int], Sequence[Spot]]
+"""The way back through an operation: the spot of its incoming gradient; its backward;
+the positions of the gradients of that which count, and the spot each goes to. It is no
+class, as each call makes many anew."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,7 @@ class Stacked:
     """How to go back through a graph.
 
     Attributes:
-        ways: The stretches between spots where gradients meet or part, each before
-            those that it leads to.
+        ways: The ways through all operations, each before those that it leads to.
         drawing: The drawing of the graph.
         chunk: How many vectors a pass takes.
         vector_bytes: How many bytes are held for each vector, by estimate.
@@ -98,11 +93,9 @@ class Stacked:
     def _go_back(self, start: Spot, vectors: Tensor) -> list[Tensor | None]:
         came = _Gradients(self.drawing.forms, len(vectors))
         came.add(start, vectors)
-        for spot, straight, back, positions, led in self.ways:
-            grad: Any = came.taken(spot)
+        for spot, back, positions, led in self.ways:
+            grad = came.taken(spot)
             if grad is not None:
-                for through, i in straight:
-                    grad = through(grad)[i]
                 grads = back(grad)
                 for i, after in zip(positions, led, strict=True):
                     came.add(after, grads[i])
@@ -265,7 +258,6 @@ class _Step(NamedTuple):
         shapes: The shapes of the gradients that it gives, by position.
         positions: Their positions.
         led: The spot that each goes to.
-        goes_on: Whether it gives a single whole tensor, that only the next step gets.
     """
 
     node: int
@@ -276,7 +268,6 @@ class _Step(NamedTuple):
     shapes: dict[int, tuple[int, ...]]
     positions: Sequence[int]
     led: Sequence[Spot]
-    goes_on: bool = False
 
 
 @kept_for_each
@@ -302,31 +293,17 @@ def _steps(drawing: Drawing) -> list[_Step] | None:
                 back = rule(Operation(None, spot[1], form, shapes))
             step = _Step(node, spot, rule, back, form, shapes, positions, led)
             steps.append(step)
-    come = Counter(drawing.roots)
-    come.update(spot for step in steps for spot in step.led)
-    for number, (step, after) in enumerate(pairwise(steps)):
-        one = step.led == (after.spot,) and come[after.spot] == 1
-        if one and drawing.names[step.node] not in IN_PARTS:
-            steps[number] = step._replace(goes_on=True)
     return steps
 
 
 def _ways(graph: Graph, steps: Sequence[_Step]) -> list[Way] | None:
-    """Return the stretches of the graph, or ``None`` where a rule gives no backward."""
+    """Return the way through each operation, or ``None`` where one has none."""
     nodes = graph.nodes
     ways: list[Way] = []
-    start: Spot = (0, 0)
-    straight: list[tuple[Back, int]] = []
-    for node, spot, rule, back, form, shapes, positions, led, goes_on in steps:
+    for node, spot, rule, back, form, shapes, positions, led in steps:
         if back is None:
             back = rule(Operation(nodes[node], spot[1], form, shapes))
             if back is None:
                 return None
-        if not straight:
-            start = spot
-        if goes_on:
-            straight.append((back, positions[0]))
-        else:
-            ways.append((start, straight, back, positions, led))
-            straight = []
+        ways.append((spot, back, positions, led))
     return ways
