@@ -43,12 +43,10 @@ from gradlib.errors import (
     UnusedInputError,
 )
 from gradlib.hook_reports.report import HookEntry, HookKind, HookReport, hook_report
-from gradlib.jacobian.per_sample import (
-    per_sample_jacobian,
-    per_sample_jacobian_from_graph,
-    plan_jacobian,
-)
+from gradlib.jacobian.from_graph import per_sample_jacobian_from_graph
+from gradlib.jacobian.per_sample import per_sample_jacobian
 from gradlib.jacobian.plan import JacobianPlan
+from gradlib.jacobian.plan_jacobian import plan_jacobian
 from gradlib.opaque import NotSaved
 from gradlib.recorder.record import record
 from gradlib.recording.call import Call, Pass

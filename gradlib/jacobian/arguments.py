@@ -3,74 +3,20 @@
 from collections.abc import Callable, Iterator, Sequence
 from keyword import iskeyword
 from operator import index
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
-import numpy
 import optree
-import torch
 from torch import Tensor, nn
-from torch.masked import MaskedTensor
 from torch.utils.data import DataLoader, Dataset
 
-from gradlib.errors import JacobianArgumentError, NotDifferentiableDtypeError
+from gradlib.errors import JacobianArgumentError
+from gradlib.jacobian.call import Argnums
 from gradlib.jacobian.known_modules import modules_known_to
-from gradlib.private.tensors import has_values
+from gradlib.jacobian.real import is_real, require_real
 from gradlib.tree import NAMESPACE, Tree, written
 from gradlib.wording import in_brief, no_module
 
-Argnums: TypeAlias = int | tuple[int, ...] | str
-"""The number of an input, a tuple of them, or ``"parameters"``."""
-
 AS_TENSOR = "torch.as_tensor makes one of a list or a NumPy array."
-
-
-class Call(NamedTuple):
-    """The arguments of ``per_sample_jacobian`` by their names, not validated yet."""
-
-    fn: Callable[..., Any]
-    inputs: tuple[Any, ...]
-    argnums: Argnums
-    in_dims: Any
-    mode: str
-    chunk_size: int | str
-    max_bytes: int | None
-    out: Any
-    create_graph: bool
-
-
-def is_open(call: Call) -> bool:
-    """Tell whether mode and chunk size are ``"auto"``, argnums and in_dims 0."""
-    if not (is_auto(call.mode) and is_auto(call.chunk_size)):
-        return False
-    argnums, in_dims = call.argnums, call.in_dims
-    return type(argnums) is type(in_dims) is int and argnums == in_dims == 0
-
-
-def is_auto(given: object) -> bool:
-    """Tell whether a value is ``"auto"``; an array compares with it by entry."""
-    return isinstance(given, str) and given == "auto"
-
-
-def as_flag(name: str, given: object) -> bool:
-    """Return a flag as a bool, from a bool, an int, a bool of NumPy or ``None``.
-
-    A string or an array is a mistake: ``"no"`` would be true, and an array has no truth
-    value.
-
-    Raises:
-        JacobianArgumentError: It is something else.
-    """
-    if issubclass(type(given), (int, numpy.bool_, type(None))):
-        return bool(given)
-    raise JacobianArgumentError(
-        f"{name} is {in_brief(given)} of type {type(given).__name__}; it is True or "
-        "False."
-    )
-
-
-def asks_no_more(call: Call) -> bool:
-    """Tell whether the call has no limit of memory, no `out` and no `create_graph`."""
-    return call.max_bytes is None and call.out is None and not call.create_graph
 
 
 class Asked(NamedTuple):
@@ -235,55 +181,6 @@ def _as_name(key: object, otherwise: str) -> str:
 
 def _is_floating(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def is_real(tensor: Tensor) -> bool:
-    """Tell whether `require_real` takes a tensor."""
-    is_floating = tensor.is_floating_point() and tensor.itemsize > 1
-    return is_floating and is_dense(tensor) and has_values(tensor)
-
-
-def require_real(tensor: Tensor, name: str, fix: str) -> None:
-    """Raise unless a tensor is dense, has values, and a real floating dtype.
-
-    Args:
-        tensor: Any tensor.
-        name: What messages call it.
-        fix: What to do where it holds integers.
-
-    Raises:
-        NotDifferentiableDtypeError: It does not.
-    """
-    if not is_dense(tensor) or not has_values(tensor):
-        raise NotDifferentiableDtypeError(
-            f"{name} is sparse, nested, masked, fake or on the device meta, and must "
-            "be dense and have values: .to_dense(), to_padded_tensor() or .to_tensor() "
-            "may make it so."
-        )
-    if tensor.is_complex():
-        raise NotDifferentiableDtypeError(
-            f"{name} has dtype {tensor.dtype}, shape {list(tensor.shape)}. A complex "
-            "function has a Jacobian only where it is holomorphic, and nobody can tell "
-            "that it is. Pass torch.view_as_real of it, and return that of the result: "
-            "then real and imaginary part are two entries each."
-        )
-    if not tensor.is_floating_point():
-        raise NotDifferentiableDtypeError(
-            f"{name} has dtype {tensor.dtype}, shape {list(tensor.shape)}, and there "
-            f"is no derivative of integers or with respect to them. {fix} If it stands "
-            "for real numbers, convert it with .float() first."
-        )
-    if tensor.itemsize == 1:  # a float8
-        raise NotDifferentiableDtypeError(
-            f"{name} has dtype {tensor.dtype}, with which torch hardly computes. "
-            "Convert it with .float() first."
-        )
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Tell whether a tensor is strided, neither sparse, nested nor masked."""
-    is_strided = tensor.layout == torch.strided and not tensor.is_nested
-    return is_strided and not isinstance(tensor, MaskedTensor)
 
 
 def input_path(tree: Tree, place: int) -> str:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from gradlib.errors import JacobianArgumentError
-from gradlib.jacobian.arguments import is_dense
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block
+from gradlib.jacobian.real import is_dense
 from gradlib.tree import Tree
 
 

@@ -1,52 +1,31 @@
-"""The Jacobian of every sample of a batch, and how it would be computed."""
+"""The Jacobian of every sample of a batch."""
 
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
-from gradlib.jacobian import planning, work
-from gradlib.jacobian.arguments import (
-    Argnums,
-    Arguments,
-    Call,
-    as_flag,
-    read,
-)
-from gradlib.jacobian.check import (
-    Seen,
-    bytes_of_check,
-    may_look,
-    require_loss,
-    require_truth,
-    see,
-)
-from gradlib.jacobian.compute import compute, explained
-from gradlib.jacobian.coupling import require_own_rows
-from gradlib.jacobian.faster import find_in_call, find_in_graph
+from gradlib.errors import NoSuchWayError
+from gradlib.jacobian.arguments import read
+from gradlib.jacobian.call import Argnums, Call, as_flag
+from gradlib.jacobian.check import Seen, may_look, require_loss, require_truth, see
+from gradlib.jacobian.compute import compute
+from gradlib.jacobian.faster import find_in_call
 from gradlib.jacobian.finite import are_finite
-from gradlib.jacobian.generators import RandomState, generators_kept
-from gradlib.jacobian.graph import Graph, of_tensors, run
+from gradlib.jacobian.generators import RandomState
 from gradlib.jacobian.known_modules import modules_known_to
-from gradlib.jacobian.memory import is_out_of_memory, room_on
+from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.jacobian.out import blocks_of, nested, require_no_graph
 from gradlib.jacobian.own_backward import require_graphs
-from gradlib.jacobian.own_state import state_kept
 from gradlib.jacobian.pieces import Block
-from gradlib.jacobian.plan import JacobianPlan
-from gradlib.jacobian.retained import grads_between_kept, grads_kept
+from gradlib.jacobian.plan_jacobian import plan_of
+from gradlib.jacobian.readable import require_not_captured, require_values
+from gradlib.jacobian.retained import grads_kept
+from gradlib.jacobian.run import run
 from gradlib.private.hooks import without_hooks
-from gradlib.private.modes import (
-    always_recorded,
-    graph_is_captured,
-    values_are_stand_ins,
-)
-from gradlib.random_state import random_state_kept
+from gradlib.private.modes import always_recorded, graph_is_captured
 
 
 def per_sample_jacobian(
@@ -194,15 +173,15 @@ def per_sample_jacobian(
 def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
     """Compute the Jacobian from the graph of one forward pass, and check it."""
     mode, out, create_graph = call.mode, call.out, call.create_graph
-    _require_values()
-    _require_not_captured(mode, check=check)
+    require_values()
+    require_not_captured(mode, check=check)
     require_no_graph(out, create_graph=create_graph)
     arguments = read(call.fn, call.inputs, call.argnums, call.in_dims)
     leaves = arguments.inputs.leaves
     check = check and may_look((*leaves, *modules_known_to(arguments.fn)))
     random = RandomState.now() if check else None
     graph, points = run(arguments, create_graph=create_graph, track_inputs=check)
-    plan = _plan(arguments, graph, call, check=check)
+    plan = plan_of(arguments, graph, call, check=check)
     given = blocks_of(out, graph, arguments.inner, arguments.used())
     with without_hooks(graph.points), grads_kept(graph.others):
         if create_graph and check:
@@ -221,7 +200,7 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
         )
 
         def row_by_row() -> dict[Block, Tensor]:
-            loop = _plan(arguments, graph, call._replace(mode="loop"), check=True)
+            loop = plan_of(arguments, graph, call._replace(mode="loop"), check=True)
             return carried_out(loop, may_change=False)
 
         if check and mode == "auto" and not are_finite(blocks.values()):
@@ -254,254 +233,3 @@ def _proven(
         blocks = row_by_row()
         require_truth(replace(seen, mode="loop"), blocks)
     return blocks
-
-
-@always_recorded
-def per_sample_jacobian_from_graph(
-    outputs: Any,
-    inputs: Any,
-    *,
-    max_bytes: int | None = None,
-    out: Any = None,
-    check: bool = True,
-    create_graph: bool = False,
-) -> Any:
-    """Return dY/dX for every sample, from a Y that was already computed from X.
-
-    ```python
-    import torch
-    from torch import nn
-
-    import gradlib
-
-    torch.manual_seed(0)
-    x = torch.randn(10, 3, requires_grad=True)
-    y = nn.Linear(3, 2)(x).tanh()
-    jacobian = gradlib.per_sample_jacobian_from_graph(y, x)
-    print(jacobian.shape)
-    #> torch.Size([10, 2, 3])
-    y.sum().backward()  # the graph is still there
-    ```
-
-    The Jacobian is computed row by row, and the graph is kept. There is no function to
-    call again, so, unlike `per_sample_jacobian`, this detects neither cut paths nor
-    randomness.
-
-    Args:
-        outputs: A tensor ``(batch, *out)`` with a graph, or nested ones.
-        inputs: The tensor ``(batch, *in)`` it was computed from, or nested ones.
-        max_bytes: As for `per_sample_jacobian`.
-        out: As for `per_sample_jacobian`.
-        check: Whether to test that samples do not influence each other. This takes a
-            few backward passes, eight for a batch of 64; another where several rows
-            were computed at once; and one that finds the tensors between `inputs` and
-            `outputs` that retain their ``.grad``, to leave it as it was. With
-            ``check=False`` the ``.grad`` of these tensors means nothing afterwards: set
-            it to ``None`` before another backward pass, which would add to it.
-        create_graph: Whether gradients flow through the result. Unlike in
-            `per_sample_jacobian`, a custom backward that leaves a wrong graph is not
-            detected.
-
-    Returns:
-        ``(batch, *out, *in)``. If outputs or inputs are nested, the result is nested as
-        the outputs and, inside, as the inputs.
-
-    Raises:
-        JacobianArgumentError: An argument is not what it must be.
-        NotDifferentiableDtypeError: A tensor is not a dense tensor of real floats.
-        NotPerSampleError: A tensor does not have one row for each sample.
-        IndependentOutputError: An output does not depend on the inputs.
-        CoupledSamplesError: With `check`: a sample's output depends on another sample.
-        NoSuchWayError: torch cannot go back through the graph.
-        OutOfBytesError: The Jacobian does not fit into `max_bytes`.
-    """
-    check = as_flag("check", check)
-    create_graph = as_flag("create_graph", create_graph)
-    _require_values()
-    _require_not_captured("reverse", check=check)
-    require_no_graph(out, create_graph=create_graph)
-    graph, inner = of_tensors(outputs, inputs)
-    check = check and may_look(graph.points)
-    plan = planning.make(
-        graph,
-        "reverse",
-        "auto",
-        max_bytes,
-        has_room=out is not None,
-        create_graph=create_graph,
-    )
-    used = zip(graph.names, graph.points, strict=True)
-    given = blocks_of(out, graph, inner, used)
-    between = grads_between_kept(graph.roots, graph.points) if check else nullcontext()
-    with without_hooks(graph.points), grads_kept(graph.others), between:
-        if create_graph and check:
-            require_graphs(graph)
-        blocks = compute(
-            graph,
-            plan,
-            may_change=False,
-            check=check,
-            out=given,
-            create_graph=create_graph,
-        )
-        if check:
-            require_own_rows(graph)
-    return nested(graph, inner, blocks) if out is None else out
-
-
-@always_recorded
-def plan_jacobian(
-    fn: Callable[..., Any],
-    *inputs: Any,
-    argnums: Argnums = 0,
-    in_dims: Any = 0,
-    mode: str = "auto",
-    chunk_size: int | str = "auto",
-    max_bytes: int | None = None,
-    out: Any = None,
-    check: bool = True,
-    create_graph: bool = False,
-    progress: bool = False,
-) -> JacobianPlan:
-    """Return how `per_sample_jacobian` would compute the Jacobian, and why.
-
-    ```python
-    import torch
-    from torch import nn
-
-    import gradlib
-
-    autoencoder = nn.Sequential(nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 64))
-    print(gradlib.plan_jacobian(autoencoder, torch.randn(8, 64), max_bytes=2**20))
-    #> Jacobian [8, 64, 64], 128 KiB: mode='chain', as the Jacobian of each of its
-    #>   layers is known.
-    #> mode     passes  multiply-adds  rows or columns
-    #> reverse  16      2.62e+05       64
-    #> forward  16      2.62e+05       64
-    #> split    2       1.47e+05       4
-    #> loop     64      2.62e+05       64
-    #> chain            1.31e+05       products in the order 2 1
-    #> Held at once, on top of the forward pass: 136.1 KiB, of 1 MiB.
-    ```
-
-    The function is called once, and one to three backward passes count multiply-adds.
-    The function's parameters and buffers, and torch's random state, are left as they
-    were.
-
-    The arguments are those of `per_sample_jacobian`. `check` says whether to count the
-    check's memory; a plan itself checks nothing. `progress` is ignored.
-
-    Returns:
-        The plan. Printing it shows the way taken and why, its passes, multiply-adds and
-        bytes, and what the other ways would cost.
-
-    Raises:
-        JacobianArgumentError: An argument is not what it must be.
-        NotDifferentiableDtypeError: An output, or an input that `argnums` names, is not
-            a dense tensor of real floats.
-        NotPerSampleError: An output is not a tensor with a row for each sample.
-        IndependentOutputError: An output does not depend on what `argnums` names.
-        NoSuchWayError: The Jacobian cannot be computed in this mode, or in any.
-        OutOfBytesError: The Jacobian does not fit into `max_bytes`.
-    """
-    del progress
-    check = as_flag("check", check)
-    create_graph = as_flag("create_graph", create_graph)
-    _require_values()
-    require_no_graph(out, create_graph=create_graph)
-    arguments = read(fn, inputs, argnums, in_dims)
-    asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
-    call = Call(fn, inputs, *asked)
-    chain = find_in_call(call)
-    if max_bytes is None:  # the plan's table shows a number
-        max_bytes = room_on(arguments.asked[0].value.device)
-        call = call._replace(max_bytes=max_bytes)
-    with random_state_kept(), generators_kept(), state_kept(fn):
-        try:
-            graph, _ = run(arguments, create_graph=create_graph, track_inputs=check)
-        except JacobianArgumentError:  # of weights made in inference mode
-            if chain is None:
-                raise
-            plan = planning.without_graph(
-                chain.shape,
-                arguments.asked[0].value,
-                max_bytes,
-                has_room=out is not None,
-            )
-        else:
-            # A chain needs no check, and may fit where no mode does.
-            alone = chain is None
-            plan = _plan_of_graph(
-                arguments, graph, call, check=check and alone, must_fit=alone
-            )
-    return plan if chain is None else chain.planned(plan)
-
-
-def _plan_of_graph(
-    arguments: Arguments, graph: Graph, call: Call, *, check: bool, must_fit: bool
-) -> JacobianPlan:
-    """Return the plan of a graph, with the work of each mode.
-
-    Args:
-        arguments: The call.
-        graph: The graph of its forward pass.
-        call: The call as it was made.
-        check: Whether the check's memory counts.
-        must_fit: Whether to raise where no mode fits.
-    """
-    blocks_of(call.out, graph, arguments.inner, arguments.used())  # which may raise
-    try:
-        plan = _plan(arguments, graph, call, check=check)
-    except OutOfBytesError:
-        if must_fit:
-            raise
-        unlimited = call._replace(max_bytes=sys.maxsize)
-        plan = _plan(arguments, graph, unlimited, check=check)
-        plan = replace(plan, max_bytes=call.max_bytes)
-    try:
-        with grads_kept(graph.others):
-            # A copy of the counts: the user may change them.
-            counts = dict(plan.counts)
-            plan = replace(plan, counts=counts, work=work.count(graph, counts))
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        raise NoSuchWayError(explained(error)) from error
-    is_open = call.mode == call.chunk_size == "auto" and not call.create_graph
-    shorter = find_in_graph(graph, plan) if is_open and not plan.settled else None
-    return plan if shorter is None else shorter.planned(plan)
-
-
-def _require_values() -> None:
-    """Raise inside a transform or a trace, where inputs only stand for tensors."""
-    if values_are_stand_ins():
-        raise JacobianArgumentError(
-            "This is called inside of torch.func (vmap, grad, jvp and so on) or "
-            "torch.jit.trace, where inputs only stand for tensors. Call it outside, "
-            "with the whole batch; create_graph=True lets gradients flow through the "
-            "result. Inside of torch.func, vmap(jacrev(fn)) gives such Jacobians."
-        )
-
-
-def _require_not_captured(mode: str, *, check: bool) -> None:
-    """Raise where a number would be read while a CUDA graph is captured."""
-    if graph_is_captured() and (check or mode not in ("reverse", "loop")):
-        raise JacobianArgumentError(
-            "While a CUDA graph is captured no number can be read, which a check and "
-            'most ways do. Pass check=False, mode="reverse" and max_bytes=, and check '
-            "the function once before."
-        )
-
-
-def _plan(
-    arguments: Arguments, graph: Graph, call: Call, *, check: bool
-) -> JacobianPlan:
-    return planning.make(
-        graph,
-        call.mode,
-        call.chunk_size,
-        call.max_bytes,
-        has_room=call.out is not None,
-        check_bytes=bytes_of_check(arguments, graph) if check else 0,
-        create_graph=call.create_graph,
-    )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import forward, nodes, reverse, split
-from gradlib.jacobian.arguments import is_auto
+from gradlib.jacobian.call import is_auto
 from gradlib.jacobian.chunk import CONVOLVED, Passes, chunk_of, convolved_at_once
 from gradlib.jacobian.cut import Cut
 from gradlib.jacobian.drawing import Drawing, kept_for_each

@@ -14,7 +14,8 @@ from gradlib.random_state import generators_of_devices
 HERE = Path(__file__).parent
 FINDING = {
     "per_sample.find_in_call": find_in_call,
-    "per_sample.find_in_graph": find_in_graph,
+    "plan_jacobian.find_in_call": find_in_call,
+    "plan_jacobian.find_in_graph": find_in_graph,
     "compute.find_in_graph": find_in_graph,
 }
 """Where the folder `fast` is asked."""

@@ -14,8 +14,9 @@ from gradlib.edges import edge_of
 from gradlib.jacobian import drawing, planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.drawing import Drawing, drawn, kept_for_each
-from gradlib.jacobian.graph import Graph, run
+from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import bytes_of_pass
+from gradlib.jacobian.run import run
 
 Function = Callable[[Tensor], Tensor]
 

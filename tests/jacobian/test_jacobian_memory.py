@@ -51,8 +51,9 @@ def measured(
 @pytest.fixture
 def general(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let there be no shorter way."""
-    monkeypatch.setattr("gradlib.jacobian.per_sample.find_in_call", lambda _: None)
-    for file in ("per_sample", "compute"):
+    for file in ("per_sample", "plan_jacobian"):
+        monkeypatch.setattr(f"gradlib.jacobian.{file}.find_in_call", lambda _: None)
+    for file in ("compute", "plan_jacobian"):
         monkeypatch.setattr(f"gradlib.jacobian.{file}.find_in_graph", lambda *_: None)
 
 

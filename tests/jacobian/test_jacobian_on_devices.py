@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import gradlib
 from gradlib import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.edges import edge_of
-from gradlib.jacobian import forward, memory, passes, per_sample, split
+from gradlib.jacobian import forward, memory, passes, per_sample, readable, split
 from gradlib.jacobian import reverse as by_rows
 from gradlib.jacobian.agreement import may_use_tf32
 from gradlib.jacobian.fast.chains import result
@@ -293,7 +293,7 @@ def test_where_tf32_may_take_digits(matmul: bool, cudnn: bool) -> None:
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this thread capture a CUDA graph, as far as we can see."""
-    for module in (per_sample, memory):
+    for module in (per_sample, readable, memory):
         monkeypatch.setattr(module, "graph_is_captured", lambda: True)
 
 

@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from gradlib.jacobian.arguments import Call, is_open
+from gradlib.jacobian.call import Call, is_open
 from gradlib.jacobian.fast.chains.find import ChainOfCall, find_chain, find_plain
 from gradlib.jacobian.fast.chains.small import SmallNet
 from gradlib.jacobian.fast.chains.straight import Straight, find_straight

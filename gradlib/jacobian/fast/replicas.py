@@ -13,16 +13,16 @@ from torch import Tensor
 
 from gradlib.jacobian import planning
 from gradlib.jacobian.agreement import require_rows
-from gradlib.jacobian.arguments import Call, asks_no_more
+from gradlib.jacobian.call import Call, asks_no_more
 from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.fast.replayed import MOST, Replays, may_replay_on, replays_of
 from gradlib.jacobian.fast.structure.structured import find_structured
 from gradlib.jacobian.fast.transformers import Read, has_transformer, read
 from gradlib.jacobian.fresh import keep_what_is_freed
-from gradlib.jacobian.graph import of_tensors
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.memory import room_on
 from gradlib.jacobian.plan import BATCHED, JacobianPlan
+from gradlib.jacobian.run import of_tensors
 from gradlib.private.modes import always_recorded, graph_is_captured
 
 SMALL = 2**16

@@ -14,8 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.compute import compute
-from gradlib.jacobian.graph import Graph, run
+from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
+from gradlib.jacobian.run import run
 
 Function = Callable[[Tensor], Tensor]
 

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, parametrize
 
 import gradlib
-from gradlib.jacobian.arguments import Call, is_open
+from gradlib.jacobian.call import Call, is_open
 from gradlib.jacobian.fast import plain_convolution
 from gradlib.jacobian.fast.chains import convolutions, evaluate, order
 from gradlib.jacobian.fast.chains.find import find_chain

@@ -12,7 +12,7 @@ from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.fast.diagonal import Diagonal, find_diagonal
 from gradlib.jacobian.fast.door import find_in_graph
-from gradlib.jacobian.graph import run
+from gradlib.jacobian.run import run
 
 from .lines import double
 from .operations import Function, W, by_rows, graph_of

@@ -20,7 +20,7 @@ from gradlib.jacobian.fast.parameters import by_sample
 from gradlib.jacobian.fast.parameters.by_sample import BySample
 from gradlib.jacobian.fast.parameters.rules import KNOWN
 from gradlib.jacobian.fast.parameters.uses import find_uses
-from gradlib.jacobian.graph import run
+from gradlib.jacobian.run import run
 from gradlib.random_state import seed_all
 
 from .lines import double

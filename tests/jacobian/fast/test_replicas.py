@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 import gradlib
 from benchmarks.memory import measure_memory
-from gradlib.jacobian.arguments import Call, is_open
+from gradlib.jacobian.call import Call, is_open
 from gradlib.jacobian.fast import replicas
 from gradlib.jacobian.fast.replicas import Replicas, find_replicas
 

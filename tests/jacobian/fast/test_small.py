@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradlib
-from gradlib.jacobian.arguments import Call
+from gradlib.jacobian.call import Call
 from gradlib.jacobian.fast import matmul
 from gradlib.jacobian.fast.chains import small
 from gradlib.jacobian.fast.chains.find import find_plain

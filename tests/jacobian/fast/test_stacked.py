@@ -21,7 +21,8 @@ from gradlib.jacobian.fast.door import find_in_graph
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked import stacked
 from gradlib.jacobian.fast.stacked.rules import RULES
-from gradlib.jacobian.graph import Graph, run
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.run import run
 from gradlib.random_state import seed_all
 
 from .lines import double

@@ -14,7 +14,7 @@ from gradlib.jacobian import planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.fast.chains import straight
 from gradlib.jacobian.fast.chains.straight import Straight, find_straight
-from gradlib.jacobian.graph import run
+from gradlib.jacobian.run import run
 from gradlib.random_state import seed_all
 
 from .operations import looks_asked

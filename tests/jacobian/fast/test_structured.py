@@ -17,7 +17,8 @@ from gradlib.jacobian.fast.door import find_in_graph
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.structure import chunks, structured
 from gradlib.jacobian.fast.structure.rules import RULES
-from gradlib.jacobian.graph import Graph, run
+from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.run import run
 from gradlib.random_state import seed_all
 
 from .lines import double

@@ -57,7 +57,7 @@ def test_it_has_no_say_where_a_mode_is_named(
     for name in ("chain_of", "plain_net"):
         monkeypatch.setattr(f"gradlib.jacobian.fast.chains.find.{name}", look)
     monkeypatch.setattr("gradlib.jacobian.compute.find_in_graph", look)
-    monkeypatch.setattr("gradlib.jacobian.per_sample.find_in_graph", look)
+    monkeypatch.setattr("gradlib.jacobian.plan_jacobian.find_in_graph", look)
     model, x = (
         nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 4)),
         torch.ones(3, 4),

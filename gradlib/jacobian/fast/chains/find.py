@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
-from gradlib.jacobian.arguments import Call, asks_no_more
+from gradlib.jacobian.call import Call, asks_no_more
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.evaluate import evaluate
 from gradlib.jacobian.fast.chains.plain import plain_net
