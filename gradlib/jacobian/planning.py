@@ -6,36 +6,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
-from gradlib.jacobian import forward, nodes, reverse, split
+from gradlib.errors import JacobianArgumentError, OutOfBytesError
+from gradlib.jacobian import forward, nodes, reverse
 from gradlib.jacobian.call import is_auto
+from gradlib.jacobian.choice import Choice, cheapest, chosen
 from gradlib.jacobian.chunk import CONVOLVED, Passes, chunk_of, convolved_at_once
-from gradlib.jacobian.cut import Cut
 from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import bytes_of_graph, bytes_of_pass, room_on
-from gradlib.jacobian.plan import BATCHED, FORWARD, SPLIT, WAYS, JacobianPlan
+from gradlib.jacobian.plan import BATCHED, WAYS, JacobianPlan
 from gradlib.wording import in_brief, in_bytes
 
 MODES = ("auto", *WAYS)
 
-FEWEST = 3
-"""With fewer rows in a pass, convolutions are at least as fast row by row."""
-
-FEW = 64
-"""With at most this many rows, no shorter way is looked for on a GPU.
-
-There a pass takes about as long for all of them as for one, and looking takes longer.
-"""
-
-LITTLE = 2**20
-"""With at most this many bytes of gradients, all rows at once, starting each operation
-takes most of a CPU's time in a pass. A forward pass starts about twice as many.
-
-With torch 2.13 on a core of an AMD EPYC, all rows of such nets took half to nearly all
-of the time of the columns, even where there were a hundred times as many rows; of
-larger nets, columns took less.
-"""
 
 SURE = 2**29
 """How many bytes are taken to be free on a CPU where all rows at once, and the check,
@@ -103,39 +86,24 @@ def _made(
 ) -> JacobianPlan:
     """Choose a mode and its chunks, as `make` does."""
     passes = _passes_through(graph, known, create_graph=create_graph)
-    is_choice = mode == "auto"
-    settled = is_choice and _are_few(passes) and not any(graph.shared)
-    counts, cut = _counts(graph, known, mode, passes.rows, settled=settled)
-    if create_graph:
-        _require_derivatives(known, counts, mode)
-    if mode == "split" and cut is None:
-        split.require(graph)  # which raises, and says why
-    why = "it was asked for"
-    if settled:
-        mode, why = "reverse", f"a GPU takes {passes.rows} rows in one pass"
-    elif is_choice:
-        mode, why = _choice(counts, passes)
+    choice = chosen(graph, known, mode, passes, create_graph=create_graph)
     result, each = 0 if has_room else graph.size(), passes.each
-    parts = _parts(graph, mode, cut)
     limit = "max_bytes"
     if max_bytes is None:
         limit = "half of what is free"
-        held = result + parts + BATCHED * each * passes.rows
+        held = result + _parts(graph, choice) + BATCHED * each * passes.rows
         max_bytes = _room(graph, held, check_bytes)
-    fitting = counts  # not `counts`: a shorter way to columns keeps no graph
-    while is_choice and parts and max_bytes < result + each + parts:
-        why = f"{mode} would keep {in_bytes(parts)}, which does not fit"
-        fitting = fitting | {mode: why}
-        mode, _ = _choice(fitting, passes)
-        parts = _parts(graph, mode, cut)
+    if mode == "auto":
+        choice = _fitting(graph, choice, passes, max_bytes - result)
+    parts = _parts(graph, choice)
     _require_room(limit, max_bytes, result, each, parts, check_bytes)
     room = max_bytes - result - parts
-    chunk = chunk_of(mode, counts[mode], chunk_size, passes, room=room)
+    count = choice.counts[choice.mode]
     return JacobianPlan(
-        mode,
-        why,
-        chunk,
-        counts,
+        choice.mode,
+        choice.why,
+        chunk_of(choice.mode, count, chunk_size, passes, room=room),
+        choice.counts,
         result,
         parts,
         each,
@@ -143,10 +111,23 @@ def _made(
         shapes=tuple(graph.shape(*block) for block in graph.blocks()),
         work={},
         check_bytes=check_bytes,
-        settled=settled,
+        settled=choice.settled,
         needs_graph=known.wrong_without_graph,
         convolution=known.convolution,
     )
+
+
+def _fitting(graph: Graph, choice: Choice, passes: Passes, room: int) -> Choice:
+    """Return the cheapest mode for whose parts there is room beside a pass.
+
+    The counts stay as they are: a shorter way to columns keeps no graph.
+    """
+    counts = choice.counts
+    while (parts := _parts(graph, choice)) and room < passes.each + parts:
+        why = f"{choice.mode} would keep {in_bytes(parts)}, which does not fit"
+        counts = counts | {choice.mode: why}
+        choice = choice._replace(mode=cheapest(counts, passes)[0], why=why)
+    return choice
 
 
 def without_graph(
@@ -198,119 +179,6 @@ def _passes_through(graph: Graph, known: nodes.Nodes, *, create_graph: bool) -> 
     )
 
 
-def _are_few(passes: Passes) -> bool:
-    """Tell whether one pass on a GPU takes all rows, in the time of a single row."""
-    return not passes.on_cpu and passes.rows <= FEW and not passes.singly
-
-
-def _counts(
-    graph: Graph, known: nodes.Nodes, mode: str, rows: int, *, settled: bool
-) -> tuple[dict[str, int | str], Cut | None]:
-    """Return each mode's rows or columns, or why it is out, and where to split."""
-    columns: int | str = forward.count_columns(graph)
-    cut: Cut | str = "would not be cheaper"  # so none is looked for
-    fewest = min(rows, FORWARD * columns)
-    if mode == "split" or not (
-        settled or fewest <= SPLIT * _least_width(graph, fewest)
-    ):
-        cut = split.find(graph)
-    halves = cut if isinstance(cut, str) else cut.width
-    if known.python:
-        columns = halves = f"{known.python} may have no graph of its own"
-    elif known.mixing:
-        columns = halves = f"{known.mixing} mixes the samples"
-    elif known.no_second:
-        columns = f"torch differentiates {known.no_second} only once"
-        # Of what comes before its tensor, a split computes rows.
-        if isinstance(cut, Cut) and known.no_second_at < graph.nodes.index(
-            cut.edge.node
-        ):
-            halves = columns
-    counts = {"reverse": rows, "forward": columns, "split": halves, "loop": rows}
-    return counts, None if isinstance(cut, str) else cut
-
-
-def _least_width(graph: Graph, enough: int) -> float:
-    """Return how many entries a sample has in the narrowest tensor of the graph."""
-    if enough <= SPLIT:
-        return 1  # no tensor can be narrow enough
-    sizes = (form.bytes // form.dtype.itemsize for form in graph.drawing.kinds)
-    return max(1, min(filter(None, sizes), default=0) / max(1, graph.batch))
-
-
-def _require_derivatives(
-    known: nodes.Nodes, counts: dict[str, int | str], mode: str
-) -> None:
-    """Take out the modes that `create_graph` makes wrong, or raise if none is left.
-
-    Args:
-        known: What torch gets wrong at the graph's nodes.
-        counts: Each mode's rows or columns; changed in place.
-        mode: The mode, or ``"auto"``.
-    """
-    if known.once:
-        raise NoSuchWayError(
-            "create_graph=True asks for the second derivative of "
-            f"{known.once}, whose backward is marked with @once_differentiable: it "
-            "has none. Let that backward compute with torch's operations, without the "
-            "mark, or pass create_graph=False."
-        )
-    if known.wrong_twice:
-        raise NoSuchWayError(
-            "create_graph=True asks for the second derivative of "
-            f"{known.wrong_twice}, which torch gets wrong. Compute what it does by "
-            "other operations, or pass create_graph=False."
-        )
-    if known.wrong_thrice:
-        _refuse_thrice(counts, known.wrong_thrice, mode)
-
-
-def _refuse_thrice(counts: dict[str, int | str], name: str, mode: str) -> None:
-    """Take out the modes that differentiate twice: the loss does a third time."""
-    if mode in forward.BY_COLUMNS:
-        raise NoSuchWayError(
-            f"mode={mode!r} with create_graph=True asks for the third derivative of "
-            f"{name}, which torch gets wrong: it takes what that has saved for "
-            'constants. Pass mode="auto" or mode="reverse".'
-        )
-    counts |= dict.fromkeys(
-        forward.BY_COLUMNS, f"torch differentiates {name} wrongly a third time"
-    )
-
-
-def _choice(counts: dict[str, int | str], passes: Passes) -> tuple[str, str]:
-    """Return the mode with the cheapest passes, and why.
-
-    Args:
-        counts: Each mode's rows or columns, or why it is out.
-        passes: What backward passes through the graph are like.
-    """
-    rows, columns, halves = (counts[it] for it in ("reverse", "forward", "split"))
-    assert isinstance(rows, int), "reverse is always there"
-    best, cost = "reverse", rows
-    if isinstance(columns, int) and FORWARD * columns < cost:
-        if passes.on_cpu and passes.rows * passes.each <= LITTLE:
-            return "reverse", f"all {rows} rows at once are little work"
-        best, cost = "forward", FORWARD * columns
-    if isinstance(halves, int) and SPLIT * halves < cost:
-        return "split", f"everything passes a tensor of {halves} entries"
-    if best == "forward":
-        return best, f"there are {columns} columns, and {rows} rows"
-    if by_rows := _why_by_rows(passes):
-        return "loop", by_rows
-    return best, f"there are {rows} rows, and no cheaper way"
-
-
-def _why_by_rows(passes: Passes) -> str:
-    """Return why to compute one row at a time, or ``""``."""
-    if passes.singly:
-        return f"torch goes wrong for several rows of {passes.singly} at once"
-    convolved = passes.on_cpu and passes.convolution
-    if convolved and FEWEST * passes.each > passes.convolved:
-        return "large convolutions are faster row by row"
-    return ""
-
-
 def _room(graph: Graph, held: int, check_bytes: int) -> int:
     """Return how many bytes may be held, or `SURE` where far less is needed.
 
@@ -324,11 +192,12 @@ def _room(graph: Graph, held: int, check_bytes: int) -> int:
     return SURE if sure else room_on(device)
 
 
-def _parts(graph: Graph, mode: str, cut: Cut | None) -> int:
+def _parts(graph: Graph, choice: Choice) -> int:
     """Return how many bytes a mode keeps through all its passes.
 
     Columns keep the graph of a backward pass; a split keeps dY/dH and dH/dX as well.
     """
+    mode, cut = choice.mode, choice.cut
     if mode not in forward.BY_COLUMNS:
         return 0
     kept = bytes_of_graph(graph.drawing)

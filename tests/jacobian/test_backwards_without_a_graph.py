@@ -144,7 +144,7 @@ def test_columns_through_a_backward_without_a_graph(
 def test_columns_are_not_chosen_through_somebodys_backward(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradlib.jacobian.planning.LITTLE", 0)
+    monkeypatch.setattr("gradlib.jacobian.choice.LITTLE", 0)
     widen = nn.Linear(3, 40).double()
     plan = gradlib.plan_jacobian(
         lambda x: widen(WITHOUT_A_GRAPH[name](x)), points(4, 3)

@@ -334,7 +334,7 @@ def test_columns_where_samples_change_places(
 ) -> None:
     # Or a GPU takes so few rows in one pass, and a CPU so little work.
     for limit in ("FEW", "LITTLE"):
-        monkeypatch.setattr(f"gradlib.jacobian.planning.{limit}", 0)
+        monkeypatch.setattr(f"gradlib.jacobian.choice.{limit}", 0)
     x, into, out_of = torch.randn(4, width), torch.randn(width, 2), torch.randn(2, 12)
 
     def fn(x: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def test_hooks_on_what_is_differentiated_for_change_nothing(x: Tensor) -> None:
 def test_hooks_inside_are_in_the_rows_and_never_in_columns_alone(
     x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradlib.jacobian.planning.LITTLE", 0)
+    monkeypatch.setattr("gradlib.jacobian.choice.LITTLE", 0)
     first, last = nn.Linear(3, 32).double(), nn.Linear(32, 64).double()
 
     def clipped(x: Tensor) -> Tensor:

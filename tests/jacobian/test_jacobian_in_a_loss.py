@@ -76,7 +76,7 @@ def loss(model: nn.Module, x: Tensor, **options: Any) -> Tensor:
 def test_gradients_of_a_loss_of_the_jacobian(
     name: str, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradlib.jacobian.planning.LITTLE", 0)
+    monkeypatch.setattr("gradlib.jacobian.choice.LITTLE", 0)
     model, x, weight = case(net, name)
     if name in WRONG and mode in ("forward", "split"):
         with pytest.raises(gradlib.NoSuchWayError, match="third derivative"):

@@ -329,7 +329,7 @@ def test_of_little_work_a_cpu_takes_rows() -> None:
 def test_auto_takes_the_cheapest(
     widths: tuple[int, ...], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "LITTLE", 0)
+    monkeypatch.setattr("gradlib.jacobian.choice.LITTLE", 0)
     model, x = chain(*widths), torch.randn(8, widths[0])
     plan = gradlib.plan_jacobian(model.forward, x)
     assert plan.mode == mode

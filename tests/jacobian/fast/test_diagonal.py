@@ -76,7 +76,7 @@ def test_few_rows_single_numbers_and_several_inputs_are_left_to_others() -> None
 @pytest.mark.parametrize("check", [True, False])
 def test_it_is_taken_for_layers_and_code_and_written_to_out(check: bool) -> None:
     torch.manual_seed(0)
-    # A GPU takes up to `planning.FEW` rows in one pass.
+    # A GPU takes up to `choice.FEW` rows in one pass.
     for fn in (nn.Sequential(nn.Tanh()), lambda x: x.sin() * x):
         x, out = torch.randn(3, 33, 2), torch.randn(3, 33, 2, 33, 2)
         assert gradlib.plan_jacobian(fn, x).mode == "diagonal"

@@ -152,7 +152,7 @@ def test_a_call(name: str, dtype: torch.dtype) -> None:
 
 
 def test_a_decoder_takes_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "FEW", 0)  # for a GPU too
+    monkeypatch.setattr("gradlib.jacobian.choice.FEW", 0)  # for a GPU too
     model = nn.Sequential(
         nn.Linear(5, 24),
         nn.ReLU(),
@@ -249,7 +249,7 @@ def decoder() -> nn.Module:
 
 
 def test_into_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "FEW", 0)  # for a GPU too
+    monkeypatch.setattr("gradlib.jacobian.choice.FEW", 0)  # for a GPU too
     model, x = decoder(), double(4, 5)
     assert gradlib.plan_jacobian(model, x).mode == "pushed"
     out = torch.full((4, 3, 4, 4, 5), math.nan, dtype=torch.float64)
@@ -266,8 +266,8 @@ def test_into_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_room_for_slopes_it_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(planning, "FEW", 0)  # for a GPU too
-    monkeypatch.setattr(planning, "LITTLE", 0)
+    monkeypatch.setattr("gradlib.jacobian.choice.FEW", 0)  # for a GPU too
+    monkeypatch.setattr("gradlib.jacobian.choice.LITTLE", 0)
     model, x = decoder(), double(4, 5)
     needed = gradlib.plan_jacobian(model, x, mode="forward", chunk_size=1).bytes
     assert gradlib.plan_jacobian(model, x, max_bytes=needed).mode == "forward"

@@ -51,7 +51,7 @@ def _few_rows_will_do(  # pyright: ignore (pytest uses it)
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stacked, "ROWS", 1)
-    monkeypatch.setattr(planning, "FEW", 0)  # for a GPU too
+    monkeypatch.setattr("gradlib.jacobian.choice.FEW", 0)  # for a GPU too
 
 
 def found_for(graph: Graph, chunk: int = 3) -> stacked.Stacked | None:

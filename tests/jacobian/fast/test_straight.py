@@ -26,7 +26,7 @@ Function = Callable[[Tensor], Tensor]
 def no_line_in_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have them looked for in the graph, with few rows on a GPU too."""
     monkeypatch.setattr("gradlib.jacobian.fast.door.find_chain", lambda *_: None)
-    monkeypatch.setattr(planning, "FEW", 0)
+    monkeypatch.setattr("gradlib.jacobian.choice.FEW", 0)
 
 
 def straight_of(fn: Function, x: Tensor) -> Straight | None:

@@ -48,7 +48,7 @@ def _always_worth_it(  # pyright: ignore (pytest uses it)
 ) -> None:
     monkeypatch.setattr(structured, "WORTH", 0)
     monkeypatch.setattr(structured, "promises", lambda *_: True)
-    monkeypatch.setattr(planning, "FEW", 0)  # for a GPU too
+    monkeypatch.setattr("gradlib.jacobian.choice.FEW", 0)  # for a GPU too
 
 
 def found_for(graph: Graph, rows: int, room: int) -> structured.Structured | None:
