@@ -22,8 +22,8 @@ from gradlib.jacobian import reverse as by_rows
 from gradlib.jacobian.agreement import may_use_tf32
 from gradlib.jacobian.fast.chains import result
 from gradlib.jacobian.fast.chains.find import ChainOfCall
+from gradlib.jacobian.fast.chains.plain import PlainNet
 from gradlib.jacobian.fast.chains.recalled import chain_of
-from gradlib.jacobian.fast.chains.small import SmallNet
 from gradlib.jacobian.fast.structure import chunks
 from gradlib.jacobian.fast.structure.named_axes import flat, fresh
 from gradlib.jacobian.fast.structure.program import Value
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.of_fast  # half of the tests look into it
 
 TANH = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6)).requires_grad_(False)
 X = torch.linspace(-1, 1, 15).view(3, 5)
-CHAINS = {ChainOfCall: TANH, SmallNet: nn.Sequential(TANH[0], TANH[1], nn.Linear(7, 2))}
+CHAINS = {ChainOfCall: TANH, PlainNet: nn.Sequential(TANH[0], TANH[1], nn.Linear(7, 2))}
 
 OUT_OF_MEMORY: dict[str, Callable[[], RuntimeError]] = {
     "a GPU": lambda: torch.OutOfMemoryError("CUDA out of memory."),

@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 from gradlib.jacobian.call import Call, is_open
 from gradlib.jacobian.fast.chains.find import ChainOfCall, find_chain, find_plain
-from gradlib.jacobian.fast.chains.small import SmallNet
+from gradlib.jacobian.fast.chains.plain import PlainNet
 from gradlib.jacobian.fast.chains.straight import Straight, find_straight
 from gradlib.jacobian.fast.diagonal import Diagonal, find_diagonal
 from gradlib.jacobian.fast.parameters.by_sample import BySample, find_by_sample
@@ -16,7 +16,7 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.plan import JacobianPlan
 from gradlib.private.modes import enable_grad, grad_is_enabled
 
-InCall: TypeAlias = SmallNet | ChainOfCall | Replicas
+InCall: TypeAlias = PlainNet | ChainOfCall | Replicas
 InGraph: TypeAlias = Diagonal | Straight | Structured | Pushed | Stacked | BySample
 
 

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 import gradlib
 from gradlib.jacobian.call import Call
 from gradlib.jacobian.fast import matmul
-from gradlib.jacobian.fast.chains import small
+from gradlib.jacobian.fast.chains import plain
 from gradlib.jacobian.fast.chains.find import find_plain
 from gradlib.jacobian.fast.chains.layers import POINTWISE
-from gradlib.jacobian.fast.chains.small import SmallNet
+from gradlib.jacobian.fast.chains.plain import PlainNet
 
 from .lines import by_loop
 
@@ -41,16 +41,16 @@ def batch(samples: int, width: int) -> Tensor:
     return torch.randn(samples, width, dtype=torch.float64)
 
 
-def small_net(fn: Any, inputs: tuple[Any, ...]) -> SmallNet | None:
+def small_net(fn: Any, inputs: tuple[Any, ...]) -> PlainNet | None:
     """Return the small net that a call is, if it is one."""
     found = find_plain(Call(fn, inputs, 0, 0, "auto", "auto", None, None, False))
-    return found if isinstance(found, SmallNet) else None
+    return found if isinstance(found, PlainNet) else None
 
 
 def jacobian(model: nn.Module, x: Tensor) -> Tensor:
     """Return the Jacobian of a small net."""
     found = small_net(model, (x,))
-    assert isinstance(found, SmallNet)
+    assert isinstance(found, PlainNet)
     return found.jacobian()
 
 
@@ -274,7 +274,7 @@ def test_where_it_matters_who_multiplies(
     model, x = net(32, 256, 256, 2, kind=kind).float(), batch(256, 32).float()
     found = small_net(model, (x,))
     assert found is not None
-    assert found.net.form.follow
+    assert found.form.follow
     made = found.jacobian()
     are_close(made.double(), by_loop(model.double(), x.double()), rtol=1e-4, atol=1e-6)
     assert bool(calls) is (is_faster and matmul.onednn_is_enabled() and x.is_cpu)
@@ -290,7 +290,7 @@ def test_large_ones_are_none() -> None:
 def test_it_is_the_way_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = net(3, 5, 2), batch(7, 3)
     made = jacobian(model, x)
-    monkeypatch.setattr(small, "by_rows", lambda *_: made + 1)
+    monkeypatch.setattr(plain, "by_rows", lambda *_: made + 1)
     are_close(gradlib.per_sample_jacobian(model, x), made + 1)
     ways: list[dict[str, Any]] = [
         {"out": torch.empty_like(made)},
@@ -341,7 +341,7 @@ def test_small_nets_in_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for fn in (named, named.forward, lambda x: model(x)):
         are_close(gradlib.per_sample_jacobian(fn, x), by_loop(fn, x))
     made = gradlib.per_sample_jacobian(model, x)
-    monkeypatch.setattr(small, "by_rows", lambda *_: made + 1)
+    monkeypatch.setattr(plain, "by_rows", lambda *_: made + 1)
     for fn in (named, named.forward, lambda x: model(x)):
         are_close(gradlib.per_sample_jacobian(fn, x, check=False), made + 1)
     for fn, given in zip((*others, lambda x: large(x)), inputs, strict=True):

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from gradlib.jacobian.call import Call, asks_no_more
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.evaluate import evaluate
-from gradlib.jacobian.fast.chains.plain import plain_net
+from gradlib.jacobian.fast.chains.plain import PlainNet, plain_net, small_net_of
 from gradlib.jacobian.fast.chains.planned import planned
 from gradlib.jacobian.fast.chains.recalled import chain_of
 from gradlib.jacobian.fast.chains.result import bytes_of_parts, has_room
-from gradlib.jacobian.fast.chains.small import SmallNet, small_net_of
 from gradlib.jacobian.fast.replayed import Replays, may_replay_on, replays_of
 from gradlib.jacobian.plan import JacobianPlan
 
@@ -70,7 +69,7 @@ class ChainOfCall(NamedTuple):
         return planned(plan, self.chain)
 
 
-def find_plain(call: Call) -> SmallNet | ChainOfCall | None:
+def find_plain(call: Call) -> PlainNet | ChainOfCall | None:
     """Return the chain that an open call of a plain net is; no code is read for it."""
     net = plain_net(call.fn, call.inputs)
     if net is None:
@@ -78,14 +77,14 @@ def find_plain(call: Call) -> SmallNet | ChainOfCall | None:
     may_replay = may_replay_on(net.x.device)
     # A replay is faster, even for a small net.
     if net.form.is_small and asks_no_more(call) and not may_replay:
-        return SmallNet(net)
+        return net
     chain = net.chain
     if may_replay:
         chain = chain._replace(replays=replays_of(cast(nn.Module, call.fn)))
     return _of_call(call, chain)
 
 
-def find_chain(call: Call) -> ChainOfCall | SmallNet | None:
+def find_chain(call: Call) -> PlainNet | ChainOfCall | None:
     """Return the chain that an open call is, or ``None``.
 
     It is ``None`` for a wrong call too, so that the general way says what is wrong.

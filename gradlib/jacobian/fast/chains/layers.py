@@ -236,6 +236,10 @@ class Layer(NamedTuple):
     pointwise: Pointwise | None
 
 
+Parameters: TypeAlias = tuple[Tensor, Tensor | None]
+"""The weight and the bias of a linear layer."""
+
+
 class Linear(NamedTuple):
     """The parameters of a linear layer: ``(outs, ins)`` and ``(outs,)``.
 

@@ -11,7 +11,7 @@ from itertools import chain as joined
 from itertools import starmap
 from operator import itemgetter
 from types import NoneType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn, strided
@@ -19,21 +19,26 @@ from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer, Linear
+from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer, Linear, Parameters
 from gradlib.jacobian.fast.chains.mapped import NO_MAPS, Kind, kind_of
 from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
+from gradlib.jacobian.fast.chains.planned import planned
 from gradlib.jacobian.fast.chains.result import IN_CACHE
+from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.fast.kernels import DTYPES
-from gradlib.jacobian.fresh import HUGE
-from gradlib.private.modes import nobody_looks_on
+from gradlib.jacobian.fast.matmul import TORCH, library_for
+from gradlib.jacobian.fresh import HUGE, keep_what_is_freed
+from gradlib.jacobian.plan import JacobianPlan
+from gradlib.private.modes import enable_grad, grad_is_enabled, nobody_looks_on
 from gradlib.private.modules import is_plain_module, own_children, own_parameters
 
 LITTLE = 2**20
 """Up to this cost, as `order.Order.cost` has it, the library that multiplies does not
 matter: all takes some 100 µs."""
 
-Parameters: TypeAlias = tuple[Tensor, Tensor | None]
-"""The weight and the bias of a linear layer."""
+UNSURE = frozenset(("hardswish", "hardtanh"))
+"""Functions whose slope at NaN, in torch, depends on the number of entries and their
+places in memory."""
 
 
 class NetForm(NamedTuple):
@@ -88,8 +93,41 @@ class PlainNet(NamedTuple):
             widths[-1:],
         )
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the Jacobian, ``(batch, out, in)``."""
+        return self.chain.shape
 
-def is_small(
+    @property
+    def may_hide(self) -> list[Tensor]:
+        """Tensors whose infinity this hides, but torch's rows may not; mostly none."""
+        form, x, linears = self
+        bends = [it.pointwise for it in joined.from_iterable(form.between)]
+        if not any(it is not None and it.name in UNSURE for it in bends):
+            return []
+        parameters = joined.from_iterable(linears)
+        return [x, *(it for it in parameters if it is not None)]
+
+    def jacobian(self) -> Tensor:
+        """Return the Jacobian of a small net, ``(batch, out, in)``."""
+        form, x, linears = self
+        library = TORCH
+        if form.follow:
+            keep_what_is_freed()
+            library = library_for(x, form.follow)
+        before = grad_is_enabled()
+        try:  # an interrupt may come at any time
+            enable_grad(False)
+            return by_rows(form.between, x, linears, None, library)
+        finally:
+            enable_grad(before)
+
+    def planned(self, plan: JacobianPlan) -> JacobianPlan:
+        """Return the plan that multiplies the Jacobians of its layers."""
+        return planned(plan, self.chain)
+
+
+def _is_small(
     order: orders.Order, widths: Sequence[int], samples: int, dtype: torch.dtype
 ) -> bool:
     """Tell whether all samples go forward at once, and back by rows.
@@ -189,6 +227,19 @@ def _form(
     order = orders.best(tuple(widths), (*[True] * len(between), False), size[0])
     own = joined.from_iterable(map(run_by, {nn.Sequential, *layers}))
     bent = [[Layer(None, it)] for it in between]
-    small = is_small(order, widths, size[0], dtype)
+    small = _is_small(order, widths, size[0], dtype)
     follow = followers(bent) if order.cost > LITTLE else frozenset[str]()
     return NetForm(bent, order, tuple(widths), tuple(own), small, follow)
+
+
+def small_net_of(chain: Chain) -> PlainNet | None:
+    """Return the small plain net that a chain is, or ``None``."""
+    x, order, between = chain.x, chain.order, chain.bends[1:-1]
+    if chain.squeezed or x.dim() > 2 or not goes_by_rows(chain):
+        return None
+    widths = x.shape[1], *[weight.shape[0] for weight, _ in chain.linears]
+    if not _is_small(order, widths, x.shape[0], x.dtype):
+        return None
+    follow = followers(between) if order.cost > LITTLE else frozenset[str]()
+    form = NetForm(between, order, widths, (), True, follow)
+    return PlainNet(form, x, chain.linears)

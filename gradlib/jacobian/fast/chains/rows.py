@@ -10,9 +10,8 @@ from torch import Tensor
 
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.layers import Layer
+from gradlib.jacobian.fast.chains.layers import Layer, Parameters
 from gradlib.jacobian.fast.chains.order import is_by_rows
-from gradlib.jacobian.fast.chains.plain import Parameters
 from gradlib.jacobian.fast.matmul import Library
 
 
