@@ -29,7 +29,7 @@ def closeness(graph: Graph) -> float:
 
     That precision is lower where a dtype on the way is narrow, or a GPU uses TF32.
     """
-    dtype, device = narrowest_dtype(graph), graph.points[0].device
+    dtype, device = narrowest_dtype(graph.drawing), graph.points[0].device
     if dtype == torch.float32 and may_use_tf32(device, graph.drawing.names):
         return COARSE
     return CLOSE.get(dtype, COARSE)
@@ -121,7 +121,7 @@ def _why_apart(graph: Graph, mode: str) -> str:
             "Most likely torch has another result for several rows at once, or a hook "
             f'changes gradients; {also}. Use mode="loop".'
         )
-    dtype = narrowest_dtype(graph)
+    dtype = narrowest_dtype(graph.drawing)
     also += f", or that derivatives cancel and {dtype} keeps too few digits of them"
     if mode == "split":
         also += ", or that what it is split at has no row for each sample"
@@ -238,7 +238,7 @@ def _rounding_of_rows(
     Returns:
         The squares by point, and the square of the most that rounding can do.
     """
-    eps = torch.finfo(narrowest_dtype(graph)).eps
+    eps = torch.finfo(narrowest_dtype(graph.drawing)).eps
     squares: dict[int, Tensor] = {}
     limits: list[Tensor] = []
     for others, largest in again:

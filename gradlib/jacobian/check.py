@@ -220,7 +220,9 @@ def bytes_of_check(arguments: Arguments, graph: Graph) -> int:
     # A direction, the random numbers it is made of, and a gradient.
     moves = 3 * sum(it.numel() * it.element_size() for it in graph.points)
     outputs = 2 * wide * sum(it.numel() for it in graph.roots)
-    inside = bytes_of_pass(graph.drawing) * wide // narrowest_dtype(graph).itemsize
+    inside = (
+        bytes_of_pass(graph.drawing) * wide // narrowest_dtype(graph.drawing).itemsize
+    )
     return copies + moves + outputs + inside
 
 

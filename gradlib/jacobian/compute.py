@@ -97,7 +97,7 @@ def _shortened(
         return None
     try:
         doubtful = graph.may_have_hooks or shorter.needs_proof
-        prove = check or doubtful or graph.points[0].device.type != "cpu"
+        prove = check or doubtful or not graph.on_cpu
         # The backward pass comes first, while the graph is still in the caches.
         look = Look.at_all(graph) if prove else None
         blocks = shorter.blocks(graph, out)

@@ -59,6 +59,11 @@ class Graph:
         return drawn(tops, self.ends)
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether passes run on a CPU."""
+        return self.points[0].device.type == "cpu"
+
+    @property
     def drawing(self) -> Drawing:
         """The structure of this graph, without its values."""
         return self._drawn[0]

@@ -252,13 +252,9 @@ def _is_norm_of_a_backward_pass(node: Any) -> bool:
     return is_norm and _computes_statistics(node)
 
 
-def narrowest_dtype(graph: Graph) -> torch.dtype:
-    """Return the narrowest floating dtype of the gradients in a backward pass."""
-    return _narrowest(graph.drawing)
-
-
 @kept_for_each
-def _narrowest(drawing: Drawing) -> torch.dtype:
+def narrowest_dtype(drawing: Drawing) -> torch.dtype:
+    """Return the narrowest floating dtype of the gradients in a backward pass."""
     found = {it.dtype for it in drawing.kinds}
     dtypes = (it for it in found if it.is_floating_point)
     return min(dtypes, key=attrgetter("itemsize"))

@@ -150,10 +150,10 @@ def per_sample_jacobian(
     create_graph = as_flag("create_graph", create_graph)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     call = Call(fn, inputs, *asked)
-    chain = find_in_call(call)
-    if chain is not None:
+    shorter = find_in_call(call)
+    if shorter is not None:
         try:
-            jacobian = chain.jacobian()
+            jacobian = shorter.jacobian()
         except RuntimeError as error:  # free memory may have been taken meanwhile
             if not is_out_of_memory(error):
                 raise
@@ -162,7 +162,7 @@ def per_sample_jacobian(
             if (
                 not check
                 or graph_is_captured()
-                or are_finite((jacobian, *chain.may_hide))
+                or are_finite((jacobian, *shorter.may_hide))
             ):
                 return jacobian
             call = call._replace(mode="loop")

@@ -110,7 +110,7 @@ def plan_jacobian(
     arguments = read(fn, inputs, argnums, in_dims)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     call = Call(fn, inputs, *asked)
-    chain = find_in_call(call)
+    shorter = find_in_call(call)
     if max_bytes is None:  # the plan's table shows a number
         max_bytes = room_on(arguments.asked[0].value.device)
         call = call._replace(max_bytes=max_bytes)
@@ -118,21 +118,21 @@ def plan_jacobian(
         try:
             graph, _ = run(arguments, create_graph=create_graph, track_inputs=check)
         except JacobianArgumentError:  # of weights made in inference mode
-            if chain is None:
+            if shorter is None:
                 raise
             plan = planning.without_graph(
-                chain.shape,
+                shorter.shape,
                 arguments.asked[0].value,
                 max_bytes,
                 has_room=out is not None,
             )
         else:
-            # A chain needs no check, and may fit where no mode does.
-            alone = chain is None
+            # A way found in the call needs no check, and may fit where no mode does.
+            alone = shorter is None
             plan = _plan_of_graph(
                 arguments, graph, call, check=check and alone, must_fit=alone
             )
-    return plan if chain is None else chain.planned(plan)
+    return plan if shorter is None else shorter.planned(plan)
 
 
 def _plan_of_graph(

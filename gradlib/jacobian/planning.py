@@ -170,7 +170,7 @@ def _passes_through(graph: Graph, known: nodes.Nodes, *, create_graph: bool) -> 
     return Passes(
         rows,
         each,
-        on_cpu=graph.points[0].device.type == "cpu",
+        on_cpu=graph.on_cpu,
         convolution=known.convolution,
         convolved=convolved_at_once(rows * each) if create_graph else CONVOLVED,
         singly=known.wrong_at_once
@@ -187,9 +187,8 @@ def _room(graph: Graph, held: int, check_bytes: int) -> int:
         held: How many bytes all rows at once would hold.
         check_bytes: How many bytes the check's calls take.
     """
-    device = graph.points[0].device
-    sure = device.type == "cpu" and max(held, check_bytes) <= SURE // 16
-    return SURE if sure else room_on(device)
+    sure = graph.on_cpu and max(held, check_bytes) <= SURE // 16
+    return SURE if sure else room_on(graph.points[0].device)
 
 
 def _parts(graph: Graph, choice: Choice) -> int:

@@ -32,7 +32,7 @@ def unclear_entries(
     """Return for each output the entries whose slope is not the Jacobian's."""
     every: dict[int, Tensor] = {}
     close = slopes.caller.how.sure or closeness(graph)
-    eps = torch.finfo(narrowest_dtype(graph)).eps
+    eps = torch.finfo(narrowest_dtype(graph.drawing)).eps
     for root, slope in enumerate(slopes.steep):
         known = _known_slope(slopes, graph, blocks, root)
         slope, noise = slope.to(known), slopes.noise(root).to(known)

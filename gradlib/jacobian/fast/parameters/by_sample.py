@@ -151,9 +151,12 @@ def _found(graph: Graph, plan: JacobianPlan, uses: list[Use]) -> BySample | None
     sizes = [_size(node) for node in samples]
     each = BATCHED * plan.pass_bytes + sum(sizes) + 2 * max(sizes)
     room = plan.max_bytes - plan.result_bytes - 2 * sum(sizes) - COLUMNS
-    on_cpu = graph.points[0].device.type == "cpu"
     chunk = at_once(
-        room, each, plan.pass_bytes, convolution=plan.convolution, on_cpu=on_cpu
+        room,
+        each,
+        plan.pass_bytes,
+        convolution=plan.convolution,
+        on_cpu=graph.on_cpu,
     )
     chunk = max(1, min(chunk, *map(graph.rows, range(len(graph.roots)))))
     if chunk * each > room:

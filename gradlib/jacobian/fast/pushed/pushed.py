@@ -170,7 +170,7 @@ def _columns_at_once(graph: Graph, plan: JacobianPlan, slopes: int) -> int:
         held,
         each,
         convolution=plan.convolution,
-        on_cpu=graph.points[0].device.type == "cpu",
+        on_cpu=graph.on_cpu,
         convolved=CONVOLVED,
     )
     passes = math.ceil(columns / max(1, fitting))

@@ -222,13 +222,12 @@ def _sizes(graph: Graph, plan: JacobianPlan) -> tuple[int, int, int]:
     slopes = bytes_of_graph(graph.drawing) + 2 * sum(scores)
     most = max(scores, default=0)
     each = plan.pass_bytes + most + max(states, default=0)
-    on_cpu = graph.points[0].device.type == "cpu"
     # torch's kernel is faster, one vector at a time.
-    if on_cpu and most > plan.pass_bytes:
+    if graph.on_cpu and most > plan.pass_bytes:
         return 0, each, slopes
     room = plan.max_bytes - plan.result_bytes - slopes
     fitting = at_once(
-        room, BATCHED * each, each, convolution=plan.convolution, on_cpu=on_cpu
+        room, BATCHED * each, each, convolution=plan.convolution, on_cpu=graph.on_cpu
     )
     return min(plan.chunk, fitting), each, slopes
 
