@@ -81,7 +81,7 @@ def small_images(it: Convolution, *, forth: bool = False) -> int:
     if it.in_channels > CHANNELS:
         return 0
     places = math.prod(it.places())
-    taps = it.in_channels // it.groups * math.prod(it.kernel_size)
+    taps = math.prod(it.weight.shape[1:])  # of all channels that each output sees
     most = APART if forth and max(it.stride) > 1 else PATCHES
     products = max(places, PLACES) * taps * it.out_channels
     return min(IMAGES, most // (places * taps), PRODUCTS // products)
@@ -138,7 +138,7 @@ def _is_for_kernel(it: Convolution, grad: Tensor) -> bool:
     """Tell whether torch's kernel of plain products is the fastest."""
     if it.groups > 1 or max(it.dilation) > 1:
         return False
-    if grad.shape[0] <= IMAGES and grad.shape[0] <= plain_images(it):
+    if grad.shape[0] <= IMAGES and grad.shape[0] <= small_images(it):
         return True
     if max(it.stride) > 1:
         return _has_few_channels(it) or _adds_little(it)
