@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from gradlib.double import Double, doubled
+from gradlib.double import doubled
 from gradlib.errors import CannotReplayError
 from gradlib.plain_tensors import wide
 from gradlib.private.tensors import has_values
 from gradlib.recording.gaps import shape_of
-from gradlib.recording.replay import forward_again, inputs_of, replay
+from gradlib.recording.replay import forward_again, in_float64, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.slopes import HIDING, Apart, Slope, apart
 from gradlib.recording.trace import CallTrace, Key
@@ -69,11 +69,6 @@ OTHER_STEP, ROOM = 1.5, 10
 
 SEED = 7_105_243
 
-IN_FLOAT64 = (
-    "Finite differences compute it in float64; as it was recorded, verify() without "
-    "numerical=True compares it"
-)
-
 
 def wrong_shares(trace: CallTrace, number: int, rtol: float) -> dict[Key, float]:
     """Return each input and own parameter whose gradient is wrong, with the error.
@@ -104,13 +99,10 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float) -> dict[Key, float]
         places[id(value)].append(key)
     values = {keys[0]: inputs[keys[0]] for keys in places.values()}
     errors = dict[Key, float]()
-    try:
-        with Double():
-            for some in _together(trace, number, values):
-                checked = _Checked(trace, number, some, generator, allowed)
-                errors |= _singled_out(checked)
-    except CannotReplayError as error:
-        raise CannotReplayError(f"{error}. {IN_FLOAT64}") from error
+    with in_float64():
+        for some in _together(trace, number, values):
+            checked = _Checked(trace, number, some, generator, allowed)
+            errors |= _singled_out(checked)
     found = {key: errors[places[id(value)][0]] for key, value in inputs.items()}
     return {key: error for key, error in found.items() if not error <= allowed}
 

@@ -11,10 +11,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gradlib.double import Double, doubled, wider
+from gradlib.double import doubled, wider
 from gradlib.recording.difference import rtol_of
 from gradlib.recording.gaps import gaps, gaps_of_shares
-from gradlib.recording.replay import Replayed, inputs_of, replay
+from gradlib.recording.replay import Replayed, in_float64, inputs_of, replay
 from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.recording.world import World
@@ -70,7 +70,7 @@ def wrong_in_own_dtype(
     coarse = {it for it in (*dtypes, *inside) if it != wider(it)}
     if not coarse:
         return {}
-    with Double():
+    with in_float64():
         exact = replay(trace, number, doubled)
     limit = max(LIMIT, ROOM * rtol_of(coarse), rtol)
     # Where a tanh is flat, its output is rounded to 1, and its backward computes the
@@ -113,7 +113,7 @@ def _replays_beside(trace: CallTrace, number: int, by: float) -> list[Replayed]:
 def _error_off_zero(trace: CallTrace, number: int) -> float:
     """Return how far the outputs in the two dtypes are apart, without any zeros."""
     beside = replay(trace, number, _off_zero())
-    with Double():
+    with in_float64():
         move = _off_zero()
         exact = replay(trace, number, lambda kept: doubled(move(kept)))
     return _output_error(beside, exact)

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from gradlib.double import Double
+from gradlib.errors import CannotReplayError
 from gradlib.private.compiling import run_eagerly
 from gradlib.private.modules import parametrizations_computed_anew
 from gradlib.random_state import random_state_kept
@@ -22,6 +24,10 @@ from gradlib.values import keep
 ONE_AT_A_TIME = RLock()
 """Held during a replay, in which the model has other weights."""
 
+_IN_FLOAT64 = (
+    "Finite differences compute it in float64; as it was recorded, verify() without "
+    "numerical=True compares it"
+)
 
 Ends: TypeAlias = dict[Key | Left, Any]
 """What a call returned, by place, and the tensors that it left in its module."""
@@ -41,6 +47,16 @@ class Replayed:
     lost: tuple[str, ...]
     overwritten: tuple[str, ...]  # the inputs that it overwrote
     written: tuple[str, ...]  # own parameters that it overwrote, unseen by autograd
+
+
+@contextmanager
+def in_float64() -> Generator[None]:
+    """Widen what is computed to float64, and say so of a call that raises then."""
+    try:
+        with Double():
+            yield
+    except CannotReplayError as error:
+        raise CannotReplayError(f"{error.args[0]}. {_IN_FLOAT64}") from error
 
 
 def replay(

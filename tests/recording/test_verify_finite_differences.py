@@ -495,6 +495,31 @@ def test_values_that_cannot_be_checked_hide_no_other(factor: float) -> None:
     assert set(found.unchecked) == {"0.unused", "0.shift"}
 
 
+class OfFloat32Alone(nn.Module):
+    """A linear layer around a kernel that knows no float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            raise RuntimeError("no kernel")
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("of_input", [False, True])
+def test_a_call_that_raises_in_float64(of_input: bool) -> None:
+    x = torch.randn(5, 3, requires_grad=of_input)
+    recording = recorded(OfFloat32Alone(), x)
+    assert recording.verify().agreed == 2
+    (skipped,) = recording.verify(numerical=True).skipped
+    assert skipped.reason == (
+        "Computing it again raised RuntimeError: no kernel. Finite differences compute "
+        "it in float64; as it was recorded, verify() without numerical=True compares it"
+    )
+
+
 def test_another_shape_in_float64() -> None:
     class Flat(nn.Module):
         def __init__(self) -> None:
