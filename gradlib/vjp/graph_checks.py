@@ -73,7 +73,8 @@ def _unused(arguments: Arguments, i: int) -> Diagnosis:
         is_made_anew(it, inputs.values) for it in outputs.values
     ):
         what += f" {LEAF.format(called(outputs, 0, arguments.frames))}"
-        intent = LEADS_NOWHERE
+        is_view = leaf_of(edge_of(outputs.values[0])[0]) is None
+        intent = _VIEW_WITHOUT_GRAPH if is_view else LEADS_NOWHERE
     elif arguments.materialize_grads:
         intent = "torch makes no zeros for an edge. Let it give None, or pass tensors."
         fix = recomputed(arguments, allow_unused=True, materialize_grads=None)
@@ -96,6 +97,11 @@ _HIDDEN = (
     "A checkpoint with use_reentrant=True hides what its function uses, such as "
     "weights, and torch refuses it in autograd.grad. Pass use_reentrant=False to "
     "torch.utils.checkpoint.checkpoint, or call backward() and read .grad."
+)
+
+_VIEW_WITHOUT_GRAPH = (
+    "A view made under torch.no_grad() has no graph, though it says that it requires "
+    "grad. Make it where gradients are enabled."
 )
 
 

@@ -136,6 +136,11 @@ def checkpointed() -> Call:
     return Call(y, weight, f=lambda weight: (weight * x).sum())
 
 
+def without_gradients(function: Callable[..., Tensor], *args: Any) -> Tensor:
+    with torch.no_grad():
+        return function(*args)
+
+
 def split_sibling() -> Call:
     """A call with respect to the unused one of two outputs of one operation."""
     first, second = vector().split(2)
@@ -826,6 +831,12 @@ BAD: dict[str, tuple[Callable[[], Call], str, str, str]] = {
         "GL109",
         "inputs[0]",
         "outputs[0] is a leaf torch.stack(losses) keeps their graph",
+    ),
+    "view made under no_grad as output": (
+        lambda: Call(without_gradients(Tensor.view, vector() * 2, 2, 2), vector()),
+        "GL109",
+        "inputs[0]",
+        "outputs[0] is a leaf A view made under torch.no_grad()",
     ),
     "leaves made anew as output": (
         lambda: Call(torch.tensor([3.0, 4.0], requires_grad=True), vector()),
