@@ -109,7 +109,8 @@ def _require_fit(name: str, tensor: Any, graph: Graph, block: Block) -> None:
     fix = f"torch.empty({list(shape)}, dtype={dtype}, device={str(device)!r})"
     if not (isinstance(tensor, Tensor) and is_dense(tensor)):
         raise JacobianArgumentError(
-            f"{name} is a {type(tensor).__name__}, and must be a dense tensor: {fix}."
+            f"{name} is of type {type(tensor).__name__}, and must be a dense tensor: "
+            f"{fix}."
         )
     if (tensor.shape, tensor.dtype, tensor.device) != (shape, dtype, device):
         raise JacobianArgumentError(
