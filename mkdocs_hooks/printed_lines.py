@@ -1,6 +1,82 @@
-"""Mark the lines a block prints (`#> ...`), so that they look unlike its comments."""
+"""Mark the lines a block prints (`#> ...`), so that they look unlike its comments.
+
+Sentences among them are marked as paragraphs too: a telephone breaks these where its
+screen ends. Tables, tensors and code keep their lines there.
+"""
+
+import html
+import re
+from typing import NamedTuple
+
+LINE = re.compile(r'( *)<span class="c1">#&gt;( *)(.*)</span>')
+LINES = re.compile(r'(?:^ *<span class="c1">#&gt;.*</span>$\n?)+', re.MULTILINE)
+WIDTH = 76  # to which a message is filled
+CODE = 4  # spaces before code in a message; sentences stand further left
+
+
+class Line(NamedTuple):
+    """A printed line: the spaces before its mark, those after it, and the rest."""
+
+    column: str
+    space: str
+    text: str
+
+    @property
+    def shown(self) -> str:
+        """What was printed."""
+        return self.space[1:] + html.unescape(self.text)
+
+    def has_sentences(self) -> bool:
+        """Return whether the line is not of a table, of a tensor or of code."""
+        shown = self.shown.lstrip()
+        letters = sum(map(str.isalpha, shown))
+        return (
+            len(self.space) <= CODE
+            and "  " not in shown
+            and 3 * letters > len(shown.replace(" ", ""))
+        )
+
+    def goes_on_in(self, other: "Line") -> bool:
+        """Return whether the line ends only where the next word had no room in it."""
+        next_word = other.shown.lstrip().partition(" ")[0]
+        return (
+            self.has_sentences()
+            and other.has_sentences()
+            and self.column == other.column
+            and len(self.space) <= len(other.space)
+            and len(self.shown) + 1 + len(next_word) > WIDTH
+            and self.text[:3] != other.text[:3]  # lines that begin alike are a list
+        )
 
 
 def on_page_content(content: str, **_: object) -> str:
-    """Give the comments that hold printed text a class of their own."""
-    return content.replace('<span class="c1">#&gt;', '<span class="c1 printed">#&gt;')
+    """Give the comments that hold printed text classes of their own."""
+    return LINES.sub(marked, content)
+
+
+def marked(found: re.Match[str]) -> str:
+    """Return printed lines that follow each other, marked."""
+    paragraphs: list[list[Line]] = []
+    for parts in LINE.findall(found[0]):
+        line = Line(*parts)
+        if paragraphs and paragraphs[-1][-1].goes_on_in(line):
+            paragraphs[-1].append(line)
+        else:
+            paragraphs.append([line])
+    end = "\n" if found[0].endswith("\n") else ""
+    return "\n".join(map(as_html, paragraphs)) + end
+
+
+def as_html(lines: list[Line]) -> str:
+    """Return the lines of a paragraph, or one that is not of sentences."""
+    if not lines[0].has_sentences():
+        ((column, space, text),) = lines
+        return f'{column}<span class="c1 printed">#&gt;{space}{text}</span>'
+    marks = ["mark"] + ["mark again"] * (len(lines) - 1)
+    body = "\n".join(
+        f'{column}<span class="c1 printed">'
+        f'<span class="{mark}">#&gt;{space}</span>{text}</span>'
+        for mark, (column, space, text) in zip(marks, lines, strict=True)
+    )
+    column = len(lines[0].column)
+    return f'<span class="sentences" style="--column: {column}">{body}</span>'

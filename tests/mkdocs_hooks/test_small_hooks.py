@@ -1,8 +1,10 @@
 import pytest
 import torch
 from mkdocs.config import load_config
+from mkdocs.structure.toc import AnchorLink
 
 from mkdocs_hooks import (
+    breakable_contents,
     not_found,
     printed_lines,
     said_below,
@@ -16,6 +18,62 @@ def test_printed_lines_differ_from_comments() -> None:
     assert printed_lines.on_page_content(content) == (
         '<span class="c1"># why</span>\n<span class="c1 printed">#&gt; 4</span>'
     )
+
+
+FIRST = "[GL300] in_dims must be 0, None, or a tuple with one of them for each input"
+
+
+def shown(*lines: str) -> str:
+    """Return the page of a block that prints these lines, in a loop."""
+    printed = [f'    <span class="c1">#&gt; {line}</span>' for line in lines]
+    return printed_lines.on_page_content("\n".join(["<code>", *printed, "</code>"]))
+
+
+def test_a_sentence_in_several_lines_is_one_paragraph() -> None:
+    assert shown(FIRST, "  (1 here).", "", "Pass 0.") == (
+        '<code>\n<span class="sentences" style="--column: 4">'
+        '    <span class="c1 printed"><span class="mark">#&gt; </span>'
+        f"{FIRST}</span>\n"
+        '    <span class="c1 printed"><span class="mark again">#&gt;   </span>'
+        "(1 here).</span></span>\n"
+        '    <span class="c1 printed">#&gt; </span>\n'
+        '<span class="sentences" style="--column: 4">'
+        '    <span class="c1 printed"><span class="mark">#&gt; </span>'
+        "Pass 0.</span></span>\n</code>"
+    )
+
+
+@pytest.mark.parametrize(
+    "following",
+    [
+        "[GL300] argnums is ().",  # another message
+        "a  table",
+        "tensor([[2., 0.], [0., 4.]])",
+        "    v = torch.ones_like(output)",
+    ],
+)
+def test_what_is_no_sentence_does_not_join_one(following: str) -> None:
+    assert "again" not in shown(FIRST, following)
+    assert "again" not in shown(following, FIRST)
+    assert "again" in shown(FIRST, "and others")
+
+
+def test_a_short_line_ends_a_paragraph() -> None:
+    assert "again" not in shown("no input", "requires grad")
+    assert "again" not in shown("  " + FIRST, "requires grad")
+
+
+def test_long_names_in_the_contents_break_where_a_word_begins() -> None:
+    below = AnchorLink("register_multi_grad_hook", "b", 2)
+    entry = AnchorLink(
+        "<code class='NotDifferentiable'></code>NotAFloatDtypeError", "", 1
+    )
+    entry.children.append(below)
+    breakable_contents.break_names([entry])
+    assert entry.title == (
+        "<code class='NotDifferentiable'></code>Not<wbr>AFloat<wbr>Dtype<wbr>Error"
+    )
+    assert below.title == "register_<wbr>multi_<wbr>grad_<wbr>hook"
 
 
 def test_tables_scroll_by_themselves() -> None:

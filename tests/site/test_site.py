@@ -512,6 +512,21 @@ def test_the_button_in_the_header_switches_the_scheme(page: Page, site: Server) 
         expect(page.locator("body")).to_have_attribute("data-md-color-scheme", scheme)
 
 
+def test_a_phone_breaks_printed_sentences_at_its_own_width(
+    page: Page, site: Server
+) -> None:
+    open_whole(page, site.url + "errors/GL306/")
+    message = page.locator(".sentences:has(.again)").first
+    code = message.locator("xpath=ancestor::code")
+    inside = "(message, code) => message.scrollWidth <= code.clientWidth"
+    assert message.evaluate(inside, code.element_handle())
+    assert message.inner_text().split().count("#>") == 1
+    look_from(page, 1280, "light")
+    lines = message.inner_text().split("\n")
+    assert [line.split()[0] for line in lines] == ["#>"] * len(lines)
+    assert len(lines) > 1
+
+
 # The checks bite: breaks are put into an otherwise sound page.
 
 SOUND = """<!doctype html>
