@@ -102,8 +102,8 @@ ax.axvline(CODE + 0.5, color="0.4", linestyle="--", linewidth=1)
 ax.annotate("width of the code", (CODE + 0.6, 0.05), color="0.3")
 ax.set_yscale("log")
 ax.set_xticks(range(1, MOST + 1))
-ax.set_xlabel("singular values, the largest first")
-ax.set_ylabel("times as long")
+ax.set_xlabel("number of the singular value, the largest first")
+ax.set_ylabel("singular value")
 plt.show()
 
 # %%
@@ -132,7 +132,8 @@ for name, two in {"best kept": kept, "drawn at random": anyhow}.items():
     print(f"in the two directions {name}: {share.median():.0%}")
 
 # %% [markdown]
-# Nearly: the net keeps what can happen to a blob.
+# Nearly: almost all of a move lies in the two directions that the net keeps best, and
+# little of it in two drawn at random.
 #
 # What each order of multiplication costs: [Forward, reverse, or in the
 # middle?](../questions/forward-reverse-or-in-the-middle.md)

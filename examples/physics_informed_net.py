@@ -84,9 +84,10 @@ print("the sum of both velocities:", torch.allclose(by_ones, both, atol=1e-6))
 # %% [markdown]
 # ## Train
 #
-# The check of `per_sample_jacobian` has passed above. For the acceleration it costs two
-# calls and a backward pass each time. Training changes only the weights, not the function.
-# So [the loss asks for `check=False`](../questions/jacobians-in-a-loss.md#check).
+# The check of `per_sample_jacobian` has passed above. For the acceleration it calls the
+# velocity twice more, and makes a backward pass more, each time. Training changes only the
+# weights, not the function. So [the loss asks for
+# `check=False`](../questions/jacobians-in-a-loss.md#check).
 
 # %%
 velocity = derivative(net, check=False)

@@ -12,6 +12,7 @@ LINE = re.compile(r'( *)<span class="c1">#&gt;( *)(.*)</span>')
 LINES = re.compile(r'(?:^ *<span class="c1">#&gt;.*</span>$\n?)+', re.MULTILINE)
 WIDTH = 76  # to which a message is filled
 CODE = 4  # spaces before code in a message; sentences stand further left
+ALIKE = 9  # lines that begin with so many characters in common are those of a list
 
 
 class Line(NamedTuple):
@@ -33,8 +34,12 @@ class Line(NamedTuple):
         return (
             len(self.space) <= CODE
             and "  " not in shown
-            and 3 * letters > len(shown.replace(" ", ""))
+            and 0 < len(shown.replace(" ", "")) <= 3 * letters
         )
+
+    def begins_a_message(self) -> bool:
+        """Return whether the line begins with the code of an error."""
+        return self.text.lstrip("[").startswith("GL")
 
     def goes_on_in(self, other: "Line") -> bool:
         """Return whether the line ends only where the next word had no room in it."""
@@ -45,7 +50,8 @@ class Line(NamedTuple):
             and self.column == other.column
             and len(self.space) <= len(other.space)
             and len(self.shown) + 1 + len(next_word) > WIDTH
-            and self.text[:3] != other.text[:3]  # lines that begin alike are a list
+            and not other.begins_a_message()
+            and self.text[:ALIKE] != other.text[:ALIKE]
         )
 
 

@@ -46,7 +46,8 @@ def test_a_sentence_in_several_lines_is_one_paragraph() -> None:
 @pytest.mark.parametrize(
     "following",
     [
-        "[GL300] argnums is ().",  # another message
+        "[GL301] Samples mix.",  # another message
+        "GL301 Samples mix.",
         "a  table",
         "tensor([[2., 0.], [0., 4.]])",
         "    v = torch.ones_like(output)",
@@ -56,6 +57,11 @@ def test_what_is_no_sentence_does_not_join_one(following: str) -> None:
     assert "again" not in shown(FIRST, following)
     assert "again" not in shown(following, FIRST)
     assert "again" in shown(FIRST, "and others")
+
+
+def test_a_list_is_no_paragraph() -> None:
+    assert "again" not in shown(f"doubled {FIRST}", f"doubled {FIRST}")
+    assert "again" in shown(f"doubled {FIRST}", "done")
 
 
 def test_a_short_line_ends_a_paragraph() -> None:
