@@ -27,14 +27,17 @@ class Line(NamedTuple):
         """What was printed."""
         return self.space[1:] + html.unescape(self.text)
 
+    def has_columns(self) -> bool:
+        """Return whether the line is of a table."""
+        return "  " in self.shown.lstrip()
+
     def has_sentences(self) -> bool:
         """Return whether the line is not of a table, of a tensor or of code."""
-        shown = self.shown.lstrip()
-        letters = sum(map(str.isalpha, shown))
+        letters = sum(map(str.isalpha, self.shown))
         return (
             len(self.space) <= CODE
-            and "  " not in shown
-            and 0 < len(shown.replace(" ", "")) <= 3 * letters
+            and not self.has_columns()
+            and 0 < len(self.shown.replace(" ", "")) <= 3 * letters
         )
 
     def begins_a_message(self) -> bool:
@@ -62,20 +65,31 @@ def on_page_content(content: str, **_: object) -> str:
 
 def marked(found: re.Match[str]) -> str:
     """Return printed lines that follow each other, marked."""
+    paragraphs = in_paragraphs([Line(*parts) for parts in LINE.findall(found[0])])
+    above, below = [[], *paragraphs[:-1]], [*paragraphs[1:], []]
+    around = [before + after for before, after in zip(above, below, strict=True)]
+    end = "\n" if found[0].endswith("\n") else ""
+    return "\n".join(map(as_html, paragraphs, around)) + end
+
+
+def in_paragraphs(lines: list[Line]) -> list[list[Line]]:
+    """Return the lines by paragraph; one that is of none is alone."""
     paragraphs: list[list[Line]] = []
-    for parts in LINE.findall(found[0]):
-        line = Line(*parts)
+    for line in lines:
         if paragraphs and paragraphs[-1][-1].goes_on_in(line):
             paragraphs[-1].append(line)
         else:
             paragraphs.append([line])
-    end = "\n" if found[0].endswith("\n") else ""
-    return "\n".join(map(as_html, paragraphs)) + end
+    return paragraphs
 
 
-def as_html(lines: list[Line]) -> str:
-    """Return the lines of a paragraph, or one that is not of sentences."""
-    if not lines[0].has_sentences():
+def as_html(lines: list[Line], around: list[Line]) -> str:
+    """Return the lines of a paragraph, or a single line that is kept as it is.
+
+    One beside a row of a table is another row of it, however narrow its gaps are.
+    """
+    in_table = len(lines) == 1 and any(line.has_columns() for line in around)
+    if in_table or not lines[0].has_sentences():
         ((column, space, text),) = lines
         return f'{column}<span class="c1 printed">#&gt;{space}{text}</span>'
     marks = ["mark"] + ["mark again"] * (len(lines) - 1)

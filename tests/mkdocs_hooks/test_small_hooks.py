@@ -64,6 +64,14 @@ def test_a_list_is_no_paragraph() -> None:
     assert "again" in shown(f"doubled {FIRST}", "done")
 
 
+def test_a_row_is_kept_where_others_show_that_it_is_one() -> None:
+    row, sentence = "x.grad  share: True", "grad_input_total share: False"
+    for lines in (row, sentence), (sentence, row):
+        assert "sentences" not in shown(*lines)
+    assert "sentences" in shown(sentence)
+    assert "sentences" in shown(row, FIRST, "and others")
+
+
 def test_a_short_line_ends_a_paragraph() -> None:
     assert "again" not in shown("no input", "requires grad")
     assert "again" not in shown("  " + FIRST, "requires grad")
