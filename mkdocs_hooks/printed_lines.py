@@ -98,5 +98,5 @@ def as_html(lines: list[Line], around: list[Line]) -> str:
         f'<span class="{mark}">#&gt;{space}</span>{text}</span>'
         for mark, (column, space, text) in zip(marks, lines, strict=True)
     )
-    column = len(lines[0].column)
-    return f'<span class="sentences" style="--column: {column}">{body}</span>'
+    where = f"--column: {len(lines[0].column)}; --mark: {len('#>' + lines[0].space)}"
+    return f'<span class="sentences" style="{where}">{body}</span>'

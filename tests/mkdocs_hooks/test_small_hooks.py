@@ -31,13 +31,13 @@ def shown(*lines: str) -> str:
 
 def test_a_sentence_in_several_lines_is_one_paragraph() -> None:
     assert shown(FIRST, "  (1 here).", "", "Pass 0.") == (
-        '<code>\n<span class="sentences" style="--column: 4">'
+        '<code>\n<span class="sentences" style="--column: 4; --mark: 3">'
         '    <span class="c1 printed"><span class="mark">#&gt; </span>'
         f"{FIRST}</span>\n"
         '    <span class="c1 printed"><span class="mark again">#&gt;   </span>'
         "(1 here).</span></span>\n"
         '    <span class="c1 printed">#&gt; </span>\n'
-        '<span class="sentences" style="--column: 4">'
+        '<span class="sentences" style="--column: 4; --mark: 3">'
         '    <span class="c1 printed"><span class="mark">#&gt; </span>'
         "Pass 0.</span></span>\n</code>"
     )
