@@ -54,11 +54,6 @@ class Convolution(NamedTuple):
         none = [0] * len(self.stride)
         return self._replace(size=size, transposed=False, output_padding=none)
 
-    def places(self) -> list[int]:
-        """Return how many places the output has along each axis, if not transposed."""
-        pairs = zip(self._reach(), self.stride, strict=True)
-        return [reach // stride + 1 for reach, stride in pairs]
-
     def left_over(self) -> list[int]:
         """Return how many places strides leave over at the far end of each axis."""
         pairs = zip(self._reach(), self.stride, strict=True)

@@ -1,6 +1,7 @@
 """Convolutions by kernels that multiply plain matrices, and where these are faster."""
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -80,10 +81,27 @@ def small_images(it: Convolution, *, forth: bool = False) -> int:
     """
     if it.in_channels > CHANNELS:
         return 0
-    places = math.prod(it.places())
-    taps = math.prod(it.weight.shape[1:])  # of all channels that each output sees
-    most = APART if forth and max(it.stride) > 1 else PATCHES
-    products = max(places, PLACES) * taps * it.out_channels
+    form = it.weight.shape, *map(tuple, (it.size, it.stride, it.padding, it.dilation))
+    return _small_images(*form, forth)
+
+
+@lru_cache(2**10)  # as this is asked twice in each call, and takes some microseconds
+def _small_images(
+    weight: torch.Size,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    forth: bool,
+) -> int:
+    moves = zip(size[1:], padding, dilation, weight[2:], stride, strict=True)
+    places = math.prod(
+        (places + 2 * added - apart * (count - 1) - 1) // step + 1
+        for places, added, apart, count, step in moves
+    )
+    taps = math.prod(weight[1:])  # of all channels that each output sees
+    most = APART if forth and max(stride) > 1 else PATCHES
+    products = max(places, PLACES) * taps * weight[0]
     return min(IMAGES, most // (places * taps), PRODUCTS // products)
 
 

@@ -124,9 +124,12 @@ def _are_zeros_apart(it: Convolution, grad: Tensor) -> bool:
 
 def _turned(it: Convolution, *, last: bool) -> Pull:
     outs, ins, *taps = it.weight.shape
-    weight = it.weight.reshape(it.groups, outs // it.groups, ins, *taps)
-    weight = weight.transpose(1, 2).reshape(-1, outs // it.groups, *taps)
-    weight = weight.flip(*range(2, weight.dim())).contiguous()
+    weight = it.weight.flip(*range(2, it.weight.dim()))
+    if it.groups > 1:
+        weight = weight.view(it.groups, outs // it.groups, ins, *taps)
+        weight = weight.transpose(1, 2).reshape(-1, outs // it.groups, *taps)
+    else:
+        weight = weight.transpose(0, 1).contiguous()
     how: list[Any] = [it.stride, it.around_reversed(), it.dilation]
     how += [False, [0] * len(taps), it.groups]
 
