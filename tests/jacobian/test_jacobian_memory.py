@@ -345,6 +345,7 @@ def test_auto_takes_the_cheapest(
             assert rows[way][3] == str(count)
 
 
+@pytest.mark.cpu  # whose attention is differentiated only once
 def test_a_long_reason_in_a_plan_is_wrapped() -> None:
     net = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
     plan = gradlib.plan_jacobian(net, torch.randn(2, 3, 4))

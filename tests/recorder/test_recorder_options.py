@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import gradlib
 from gradlib.recording.call import Call, Pass
 
+from ..conftest import collect
 from .first_nets import loss_of
 
 
@@ -519,7 +520,7 @@ def test_a_reduce_that_raises(where: str) -> None:
 
 def big_tensors_alive() -> int:
     """Count the tensors that hold many entries."""
-    gc.collect()
+    collect()
     found = 0
     for item in gc.get_objects():
         if type(item) in (Tensor, nn.Parameter) and item.numel() >= 5000:
