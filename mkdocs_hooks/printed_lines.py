@@ -12,7 +12,7 @@ LINE = re.compile(r'( *)<span class="c1">#&gt;( *)(.*)</span>')
 LINES = re.compile(r'(?:^ *<span class="c1">#&gt;.*</span>$\n?)+', re.MULTILINE)
 WIDTH = 76  # to which a message is filled
 CODE = 4  # spaces before code in a message; sentences stand further left
-ALIKE = 9  # lines that begin with so many characters in common are those of a list
+ALIKE = 9  # two lines that begin with so many characters in common are those of a list
 
 
 class Line(NamedTuple):
@@ -29,7 +29,20 @@ class Line(NamedTuple):
 
     def has_columns(self) -> bool:
         """Return whether the line is of a table."""
-        return "  " in self.shown.lstrip()
+        return bool(self.columns())
+
+    def columns(self) -> set[int]:
+        """Return where the columns of a row begin, but for the first."""
+        return {gap.end() for gap in re.finditer(r"(?<=\S)  +", self.shown)}
+
+    def is_row_beside(self, other: "Line") -> bool:
+        """Return whether a word begins in the line where each column of a row does.
+
+        Or one more digit stands before the place: numbers are set to the right.
+        """
+        begins = {gap.end() for gap in re.finditer(r" +|\d(?=\d)", self.shown)}
+        columns = other.columns()
+        return bool(columns) and columns <= begins
 
     def has_sentences(self) -> bool:
         """Return whether the line is not of a table, of a tensor or of code."""
@@ -40,6 +53,10 @@ class Line(NamedTuple):
             and 0 < len(self.shown.replace(" ", "")) <= 3 * letters
         )
 
+    def ends_a_sentence(self) -> bool:
+        """Return whether the line may be the end of one, as `"fc1", "fc2".` is."""
+        return self.text.endswith(".") and not self.has_columns()
+
     def begins_a_message(self) -> bool:
         """Return whether the line begins with the code of an error."""
         return self.text.lstrip("[").startswith("GL")
@@ -49,12 +66,11 @@ class Line(NamedTuple):
         next_word = other.shown.lstrip().partition(" ")[0]
         return (
             self.has_sentences()
-            and other.has_sentences()
+            and (other.has_sentences() or other.ends_a_sentence())
             and self.column == other.column
             and len(self.space) <= len(other.space)
             and len(self.shown) + 1 + len(next_word) > WIDTH
             and not other.begins_a_message()
-            and self.text[:ALIKE] != other.text[:ALIKE]
         )
 
 
@@ -76,19 +92,27 @@ def in_paragraphs(lines: list[Line]) -> list[list[Line]]:
     """Return the lines by paragraph; one that is of none is alone."""
     paragraphs: list[list[Line]] = []
     for line in lines:
-        if paragraphs and paragraphs[-1][-1].goes_on_in(line):
+        if paragraphs and goes_on(paragraphs[-1], line):
             paragraphs[-1].append(line)
         else:
             paragraphs.append([line])
     return paragraphs
 
 
+def goes_on(paragraph: list[Line], line: Line) -> bool:
+    """Return whether a line is the next of a paragraph, and not the next of a list."""
+    first, *others = paragraph
+    in_list = not others and first.text[:ALIKE] == line.text[:ALIKE]
+    return not in_list and paragraph[-1].goes_on_in(line)
+
+
 def as_html(lines: list[Line], around: list[Line]) -> str:
     """Return the lines of a paragraph, or a single line that is kept as it is.
 
-    One beside a row of a table is another row of it, however narrow its gaps are.
+    One beside a row of a table is another row of it, however narrow its gaps are, and
+    one that has not its columns is the title of the table, or a note below it.
     """
-    in_table = len(lines) == 1 and any(line.has_columns() for line in around)
+    in_table = len(lines) == 1 and any(map(lines[0].is_row_beside, around))
     if in_table or not lines[0].has_sentences():
         ((column, space, text),) = lines
         return f'{column}<span class="c1 printed">#&gt;{space}{text}</span>'

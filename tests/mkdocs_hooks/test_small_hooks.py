@@ -64,12 +64,35 @@ def test_a_list_is_no_paragraph() -> None:
     assert "again" in shown(f"doubled {FIRST}", "done")
 
 
+def test_lines_that_begin_alike_are_of_one_sentence_where_it_has_begun_before() -> None:
+    second = f"it is {FIRST[3:]}"
+    assert shown(FIRST, second, second).count("again") == 2
+
+
+@pytest.mark.parametrize(
+    "end", ["`x[0]`, `x[2]`.", "&quot;&quot;, &quot;0&quot;, &quot;1&quot;."]
+)
+def test_a_sentence_may_end_in_names(end: str) -> None:
+    assert "again" in shown(FIRST, end)
+    assert "again" not in shown(FIRST, end[:-1])
+
+
 def test_a_row_is_kept_where_others_show_that_it_is_one() -> None:
-    row, sentence = "x.grad  share: True", "grad_input_total share: False"
-    for lines in (row, sentence), (sentence, row):
-        assert "sentences" not in shown(*lines)
-    assert "sentences" in shown(sentence)
-    assert "sentences" in shown(row, FIRST, "and others")
+    rows = [
+        ("x.grad           share: True", "grad_input_total share: False"),
+        ("outputs  4:  5.8 times", "outputs 16: 16.2 times"),
+    ]
+    for wide, narrow in rows:
+        for lines in (wide, narrow), (narrow, wide):
+            assert "sentences" not in shown(*lines)
+        assert "sentences" in shown(narrow)
+        assert "sentences" in shown(wide, FIRST, "and others")
+
+
+def test_what_is_above_and_below_a_table_is_a_sentence() -> None:
+    title, note = "Recording: 4 calls", "output: shape; gradients: norm over all"
+    page = shown(title, "module  type    output", "0       Linear  [4, 5]", note)
+    assert page.count("sentences") == 2
 
 
 def test_a_short_line_ends_a_paragraph() -> None:
