@@ -247,7 +247,8 @@ def evidence(claim: Claim, builds: Builds, programs: Builds) -> Iterator[str]:
             f"{spoken(ran_as_said(program, programs))}"
         )
     if address := claim.get("read"):
-        yield f"Read, not run: <{address}>"
+        name = address.removeprefix("https://github.com/")
+        yield f"Read, not run: [{name}]({address})"
 
 
 def of_case(recorded: dict[str, Any], builds: Builds) -> str:
