@@ -527,6 +527,33 @@ def test_a_phone_breaks_printed_sentences_at_its_own_width(
     assert len(lines) > 1
 
 
+def test_paper_is_light_and_has_room_for_each_table(page: Page, site: Server) -> None:
+    look_from(page, 720, "dark")  # as wide as A4 between its margins
+    page.goto(site.url + "guide/how-fast/")
+    page.emulate_media(media="print")
+    assert pale_text(page, ".md-content") == []
+    drawn = "[...document.images].map(i => getComputedStyle(i).filter)"
+    assert set(page.evaluate(drawn)) == {"none"}
+    wide = page.locator(".wide")
+    assert wide.count() > 9
+    cut = "all => all.some(it => it.scrollWidth > it.clientWidth)"
+    assert not wide.evaluate_all(cut)
+    expect(page.locator(".md-code__nav").first).to_be_hidden()
+
+
+def test_the_keyboard_shows_where_it_is_in_the_header(page: Page, site: Server) -> None:
+    page.goto(site.url)
+    for at in ".md-header__button.md-logo", ".md-tabs__link":
+        page.locator(at).first.focus()
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Tab")
+        ring = page.evaluate(
+            "getComputedStyle(document.activeElement).outlineColor"
+            " == getComputedStyle(document.activeElement).color"
+        )
+        assert ring, at
+
+
 # The checks bite: breaks are put into an otherwise sound page.
 
 SOUND = """<!doctype html>
