@@ -109,7 +109,7 @@ plt.show()
 # %%
 for number in (2, 3, CODE, CODE + 1):
     median = values[:, number - 1].median()
-    print(f"singular value {number}, median over the images: {median:.2g}")
+    print(f"median of singular value {number}: {median:.2g}")
 
 # %% [markdown]
 # The code sets how many directions *can* get through: beyond its width there is only

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Derivatives inside a loss: a physics-informed net
 #
-# A net can learn a motion from the equation it obeys, without any data: the loss says
-# how far the net is from fulfilling the equation. For that the loss needs the
-# derivatives of the outputs with respect to the inputs, and gradients must flow through
-# them to the weights. With `create_graph=True`,
+# A physics-informed net (PINN) learns a motion from the equation it obeys, without any
+# data: the loss says how far the net is from fulfilling the equation. For that the loss
+# needs the derivatives of the outputs with respect to the inputs, and gradients must
+# flow through them to the weights. With `create_graph=True`,
 # [`gradlib.per_sample_jacobian`](../reference/jacobian.md) returns such derivatives;
 # applied to its own result, it returns second derivatives.
 

@@ -1,7 +1,8 @@
 """Mark the lines a block prints (`#> ...`), so that they look unlike its comments.
 
-Sentences among them are marked as paragraphs too: a telephone breaks these where its
-screen ends. Tables, tensors and code keep their lines there.
+Sentences among them, and among what a cell of an example prints, are marked as
+paragraphs too: a telephone breaks these where its screen ends. Tables, tensors and code
+keep their lines there.
 """
 
 import html
@@ -10,8 +11,13 @@ from typing import NamedTuple
 
 LINE = re.compile(r'( *)<span class="c1">#&gt;( *)(.*)</span>')
 LINES = re.compile(r'(?:^ *<span class="c1">#&gt;.*</span>$\n?)+', re.MULTILINE)
+OUTPUT = re.compile(
+    r'(<div class="[^"]*\boutput\b[^"]*"><pre><span></span><code>)(.*?)(\n?</code>)',
+    re.DOTALL,
+)
 WIDTH = 76  # to which a message is filled
 CODE = 4  # spaces before code in a message; sentences stand further left
+HANGING = 2  # spaces before the lines of a sentence below its first, in an output
 ALIKE = 9  # two lines that begin with so many characters in common are those of a list
 
 
@@ -21,11 +27,13 @@ class Line(NamedTuple):
     column: str
     space: str
     text: str
+    sign: str = "#&gt;"  # none in an output
 
     @property
     def shown(self) -> str:
         """What was printed."""
-        return self.space[1:] + html.unescape(self.text)
+        space = self.space[1:] if self.sign else self.space
+        return space + html.unescape(self.text)
 
     def has_columns(self) -> bool:
         """Return whether the line is of a table."""
@@ -48,7 +56,7 @@ class Line(NamedTuple):
         """Return whether the line is not of a table, of a tensor or of code."""
         letters = sum(map(str.isalpha, self.shown))
         return (
-            len(self.space) <= CODE
+            len(self.shown) - len(self.shown.lstrip()) < CODE
             and not self.has_columns()
             and 0 < len(self.shown.replace(" ", "")) <= 3 * letters
         )
@@ -76,16 +84,29 @@ class Line(NamedTuple):
 
 def on_page_content(content: str, **_: object) -> str:
     """Give the comments that hold printed text classes of their own."""
-    return LINES.sub(marked, content)
+    return OUTPUT.sub(marked_output, LINES.sub(marked, content))
 
 
 def marked(found: re.Match[str]) -> str:
     """Return printed lines that follow each other, marked."""
-    paragraphs = in_paragraphs([Line(*parts) for parts in LINE.findall(found[0])])
+    end = "\n" if found[0].endswith("\n") else ""
+    return joined([Line(*parts) for parts in LINE.findall(found[0])]) + end
+
+
+def marked_output(found: re.Match[str]) -> str:
+    """Return what a cell of an example prints, with its sentences marked."""
+    opening, text, closing = found.groups()
+    parts = re.findall(r"^( *)(.*)$", text, re.MULTILINE)
+    lines = [Line("", space, rest, sign="") for space, rest in parts]
+    return opening + joined(lines) + closing
+
+
+def joined(lines: list[Line]) -> str:
+    """Return lines that follow each other as HTML."""
+    paragraphs = in_paragraphs(lines)
     above, below = [[], *paragraphs[:-1]], [*paragraphs[1:], []]
     around = [before + after for before, after in zip(above, below, strict=True)]
-    end = "\n" if found[0].endswith("\n") else ""
-    return "\n".join(map(as_html, paragraphs, around)) + end
+    return "\n".join(map(as_html, paragraphs, around))
 
 
 def in_paragraphs(lines: list[Line]) -> list[list[Line]]:
@@ -110,17 +131,22 @@ def as_html(lines: list[Line], around: list[Line]) -> str:
     """Return the lines of a paragraph, or a single line that is kept as it is.
 
     One beside a row of a table is another row of it, however narrow its gaps are, and
-    one that has not its columns is the title of the table, or a note below it.
+    one that has not its columns is the title of the table, or a note below it. A name
+    is not broken.
     """
-    in_table = len(lines) == 1 and any(map(lines[0].is_row_beside, around))
-    if in_table or not lines[0].has_sentences():
-        ((column, space, text),) = lines
-        return f'{column}<span class="c1 printed">#&gt;{space}{text}</span>'
+    first = lines[0]
+    comment = '<span class="c1 printed">', "</span>"
+    opening, closing = comment if first.sign else ("", "")
+    kept = any(map(first.is_row_beside, around)) or " " not in first.shown
+    if (len(lines) == 1 and kept) or not first.has_sentences():
+        whole = f"{first.sign}{first.space}{first.text}"
+        return f"{first.column}{opening}{whole}{closing}"
     marks = ["mark"] + ["mark again"] * (len(lines) - 1)
     body = "\n".join(
-        f'{column}<span class="c1 printed">'
-        f'<span class="{mark}">#&gt;{space}</span>{text}</span>'
-        for mark, (column, space, text) in zip(marks, lines, strict=True)
+        f"{line.column}{opening}"
+        f'<span class="{mark}">{line.sign}{line.space}</span>{line.text}{closing}'
+        for mark, line in zip(marks, lines, strict=True)
     )
-    where = f"--column: {len(lines[0].column)}; --mark: {len('#>' + lines[0].space)}"
+    mark = len("#>") if first.sign else HANGING
+    where = f"--column: {len(first.column)}; --mark: {mark + len(first.space)}"
     return f'<span class="sentences" style="{where}">{body}</span>'

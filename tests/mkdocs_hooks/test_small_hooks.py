@@ -95,6 +95,24 @@ def test_what_is_above_and_below_a_table_is_a_sentence() -> None:
     assert page.count("sentences") == 2
 
 
+def test_a_name_is_not_broken() -> None:
+    name = "Tensor.register_post_accumulate_grad_hook"
+    assert "sentences" not in shown(name)
+    assert "again" in shown(FIRST, name)
+
+
+def test_sentences_in_the_output_of_an_example_are_paragraphs_too() -> None:
+    text = f"{FIRST}\n  (1 here).\n  a  table"
+    page = (
+        '<div class="language-text output no-copy"><pre><span></span><code>%s\n</code>'
+    )
+    assert printed_lines.on_page_content(page % text) == page % (
+        '<span class="sentences" style="--column: 0; --mark: 2">'
+        f'<span class="mark"></span>{FIRST}\n'
+        '<span class="mark again">  </span>(1 here).</span>\n  a  table'
+    )
+
+
 def test_a_short_line_ends_a_paragraph() -> None:
     assert "again" not in shown("no input", "requires grad")
     assert "again" not in shown("  " + FIRST, "requires grad")
