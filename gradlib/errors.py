@@ -201,9 +201,9 @@ class NotDifferentiableArgumentError(GradlibError, RuntimeError, TypeError):
 
 
 class GradOutputsLayoutError(GradOutputsError):
-    """GL115: a ``grad_outputs`` is sparse, nested or the like, and its output is not.
+    """GL115: a ``grad_outputs`` has another layout than its output, such as sparse.
 
-    Or the other way round, or an operation does not accept a sparse gradient.
+    It is also raised where an operation does not accept a sparse gradient.
     """
 
     code = "GL115"
