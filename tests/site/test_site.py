@@ -533,17 +533,23 @@ def test_a_phone_breaks_printed_sentences_at_its_own_width(
     assert len(lines) > 1
 
 
-def test_paper_is_light_and_has_room_for_each_table(page: Page, site: Server) -> None:
-    look_from(page, 720, "dark")  # as wide as A4 between its margins
+def test_paper_is_light_and_has_room_for_all(page: Page, site: Server) -> None:
+    look_from(page, 606, "dark")  # as wide as A4 between its margins
     page.goto(site.url + "guide/how-fast/")
     page.emulate_media(media="print")
     assert pale_text(page, ".md-content") == []
     drawn = "[...document.images].map(i => getComputedStyle(i).filter)"
     assert set(page.evaluate(drawn)) == {"none"}
+    margins = "getComputedStyle(document.documentElement).colorScheme"
+    assert page.evaluate(margins) == "light only"
     wide = page.locator(".wide")
     assert wide.count() > 9
     cut = "all => all.some(it => it.scrollWidth > it.clientWidth)"
     assert not wide.evaluate_all(cut)
+    code = page.locator("article > .highlight pre > code").first
+    code.evaluate("it => { it.textContent = 'x'.repeat(88) }")
+    lines = "it => { const all = document.createRange(); all.selectNodeContents(it);"
+    assert code.evaluate(f"{lines} return all.getClientRects().length }}") == 1
     expect(page.locator(".md-code__nav").first).to_be_hidden()
 
 
