@@ -10,7 +10,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from gradlib.errors import NotDifferentiableArgumentError
 from gradlib.private.modes import no_function_modes
-from gradlib.private.nodes import leaf_of
+from gradlib.private.nodes import is_reentrant_checkpoint, leaf_of
 
 Differentiable: TypeAlias = Tensor | GradientEdge
 """What autograd can differentiate, or differentiate with respect to."""
@@ -57,6 +57,11 @@ def edges_behind(starts: Iterable[Edge]) -> Iterator[Edge]:
 def nodes_behind(outputs: Iterable[Differentiable]) -> set[Node]:
     """Return the nodes of the whole graph behind `outputs`."""
     return {node for node, _ in edges_behind(map(edge_of, outputs))}
+
+
+def has_reentrant_checkpoint(outputs: Iterable[Differentiable]) -> bool:
+    """Tell whether a checkpoint behind `outputs` hides the edges of what it uses."""
+    return any(map(is_reentrant_checkpoint, nodes_behind(outputs)))
 
 
 def leaves_at(edges: Iterable[Edge]) -> list[Tensor]:

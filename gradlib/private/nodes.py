@@ -123,6 +123,11 @@ def dtype_at(edge: tuple[Any, int]) -> torch.dtype:
     return node._input_metadata[number].dtype
 
 
+def is_reentrant_checkpoint(node: Node) -> bool:
+    """Tell whether a node is that of a checkpoint of the reentrant kind."""
+    return type(node).__name__ == "CheckpointFunctionBackward"
+
+
 def leaf_of(node: Node) -> Tensor | None:
     """Return the leaf whose gradient ends at `node`; ``None`` for other nodes."""
     leaf: Any = node

@@ -8,19 +8,16 @@ from typing import Any, cast
 from torch import Tensor
 
 from gradlib.edges import (
-    Differentiable,
     edge_of,
     edges_behind,
+    has_reentrant_checkpoint,
     leaves_at,
-    nodes_behind,
 )
 from gradlib.private.hooks import hook_tensor
+from gradlib.private.nodes import is_reentrant_checkpoint
 from gradlib.private.passes import backward_in_modes, grad_in_modes
 from gradlib.tree import tensors_in
 from gradlib.values import keep
-
-CHECKPOINT = "CheckpointFunctionBackward"
-"""The name of the node of a checkpoint of the reentrant kind."""
 
 
 def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
@@ -39,11 +36,6 @@ def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
             backward_in_modes(outputs, grads)
     else:
         grad_in_modes(outputs, leaves, grads)
-
-
-def has_reentrant_checkpoint(outputs: Iterable[Differentiable]) -> bool:
-    """Tell whether a checkpoint behind `outputs` hides what it uses."""
-    return CHECKPOINT in {type(node).__name__ for node in nodes_behind(outputs)}
 
 
 @contextmanager
@@ -68,7 +60,7 @@ def _grads_of_others_kept(outputs: Iterable[Tensor]) -> Generator[None]:
                 hooks.clear()
         node: Any
         for node in dict.fromkeys(node for node, _ in edges):
-            if type(node).__name__ == CHECKPOINT and node not in watched:
+            if is_reentrant_checkpoint(node) and node not in watched:
                 watched[node] = node.run_function
                 node.run_function = partial(again, node.run_function)
 

@@ -6,9 +6,14 @@ from types import FrameType
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from gradlib.edges import Edge, edge_of, edges_behind, leaves_at
+from gradlib.edges import (
+    Edge,
+    edge_of,
+    edges_behind,
+    has_reentrant_checkpoint,
+    leaves_at,
+)
 from gradlib.private.nodes import leaf_of
-from gradlib.recording.go_back import has_reentrant_checkpoint
 from gradlib.vjp.arguments import Arguments, shape_of
 from gradlib.vjp.connection import (
     LEADS_NOWHERE,
