@@ -16,8 +16,8 @@ from gradlib.private.modules import modules_in
 from gradlib.private.tensors import has_values
 from gradlib.recording.attributes import be_like, fill_slots, in_slots
 from gradlib.recording.past_attributes import OF_TORCH
-from gradlib.recording.shared_memory import extent
 from gradlib.sharded import is_distributed, is_sharded
+from gradlib.shared_memory import extent
 from gradlib.tree import Tree, tensors_in
 
 

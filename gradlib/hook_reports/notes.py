@@ -13,7 +13,7 @@ from gradlib.hook_reports.tensor_names import own_tensors
 from gradlib.private.hooks import any_global_backward_hook, every_hook_of
 from gradlib.private.modules import modules_in
 from gradlib.recorder.attached import TensorHook
-from gradlib.recording.shared_memory import overlap, storage_of
+from gradlib.shared_memory import overlap, storage_of
 from gradlib.wording import listed
 
 

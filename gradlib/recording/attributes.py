@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from gradlib.private.classes import slots_of
 from gradlib.private.tensors import referent
 from gradlib.recording.past_attributes import OF_TORCH, Held, Was, filled, is_container
-from gradlib.recording.shared_memory import same_part, storage_of
 from gradlib.recording.stateful import copied, is_stateful
+from gradlib.shared_memory import same_part, storage_of
 from gradlib.values import clone
 
 

@@ -4,7 +4,7 @@ import re
 
 from gradlib.edges import nodes_behind
 from gradlib.private.nodes import changed_since_saved
-from gradlib.recording.shared_memory import storage_of
+from gradlib.shared_memory import storage_of
 from gradlib.vjp.arguments import Arguments
 from gradlib.vjp.carried import carried
 from gradlib.vjp.cases import CASES
