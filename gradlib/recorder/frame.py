@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gradlib.private.modes import unseen
@@ -53,6 +53,7 @@ class Frame:
         self,
         call: CallTrace,
         hooked: Hooked,
+        module: nn.Module,
         python: FrameType | None,
         graph: ForwardGraph,
     ) -> None:
@@ -60,13 +61,14 @@ class Frame:
 
         Args:
             call: The trace of the call.
-            hooked: The module called.
+            hooked: The recorded module.
+            module: The module called: that one, or a copy, as nn.DataParallel makes.
             python: The Python frame in which torch runs the call.
             graph: The graph of the forward that the call belongs to.
         """
         self.call = call
         self.hooked = hooked
-        self.module = hooked.module
+        self.module = module
         self.python: FrameType | None = python
         self.graph = graph
         # The exception that an ``except`` around the call is handling.

@@ -8,15 +8,14 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from textwrap import shorten
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
 from optree import PyTreeSpec
-from torch import Tensor, nn
+from torch import nn
 
 from gradlib.module_hook import nothing
-from gradlib.opaque import NotSaved, keep_opaque
 from gradlib.private.hooks import forward_hooks, forward_pre_hooks, put_after_others
 from gradlib.private.modes import (
     any_autocast,
@@ -28,38 +27,31 @@ from gradlib.private.modes import (
     values_are_fake,
     values_are_stand_ins,
 )
-from gradlib.private.modules import (
-    is_replica,
-    parameters_at_call,
-)
+from gradlib.private.modules import is_replica, parameters_at_call
 from gradlib.private.nodes import next_sequence_number
-from gradlib.private.passes import (
-    backward_pass_id,
-    pass_is_compiled,
-    running_frame,
-    when_pass_ends,
-)
+from gradlib.private.passes import backward_pass_id, running_frame
+from gradlib.recorder.arguments_and_outputs import ArgumentsAndOutputs
 from gradlib.recorder.attached import kept_from_compile
+from gradlib.recorder.broken_off import drop_broken_off, note_no_end
 from gradlib.recorder.checkpoints import (
     Checkpoints,
     around_forward,
     checkpoint_around,
     is_reentrant,
 )
-from gradlib.recorder.forward_values import Value
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.gathering import Gathering
 from gradlib.recorder.graph import ForwardGraph
 from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.parameter_hooks import ParameterHooks
+from gradlib.recorder.pass_moments import note_when
 from gradlib.recorder.passes import Passes
 from gradlib.recorder.threads import Running, Threads, nodes_in
 from gradlib.recording import notes
 from gradlib.recording.past_attributes import held_among
 from gradlib.recording.trace import GRADIENTS, NO_INPUTS, Block, CallTrace
 from gradlib.recording.world import NO_AUTOCAST, autocast_now
-from gradlib.subclasses import is_of_other_class
-from gradlib.tree import Tree, flatten, flatten_call
+from gradlib.tree import Tree, flatten_call
 from gradlib.values import Keep
 
 _NOT_GIVEN: Final = object()
@@ -69,12 +61,7 @@ class ModuleCalls:
     """Writes down the calls of a block as they begin and return."""
 
     def __init__(
-        self,
-        block: Block,
-        passes: Passes,
-        keep: Keep,
-        *,
-        refuses: bool,
+        self, block: Block, passes: Passes, keep: Keep, *, refuses: bool
     ) -> None:
         """Begin with no call.
 
@@ -100,10 +87,11 @@ class ModuleCalls:
         self._gathering = Gathering(block, passes, self._threads)
         self.when_forward_begins: Callable[[], None] = nothing
         self._attached = passes.attached
-        passes.numbered.when_numbered = self._note_when
+        passes.numbered.when_numbered = partial(
+            note_when, block, self._threads, self._moments
+        )
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
-        self._gathers_inputs = "grad_input" in block.fields
-        self._keeps_inputs = "args" in block.fields
+        self._values = ArgumentsAndOutputs(block, self._gathering, self._looking)
         self.parameters = ParameterHooks(block, passes)
 
     @kept_from_compile
@@ -137,7 +125,7 @@ class ModuleCalls:
         stack = now.stack
         for frame in stack:
             if frame.module is module:
-                self._drop_broken_off(now, python)
+                drop_broken_off(now, python)
                 break
         if len(forward_hooks(module)) > 1:  # the user may have set one in this forward
             put_after_others(module, hooked.after_id)
@@ -146,9 +134,8 @@ class ModuleCalls:
         if why := _has_no_values(stack):
             if around is None:  # else its first computation was written down already
                 call = self._begin(now, hooked, -1)
-                call.no_pass_because = why
                 frame = _frame_of(call, hooked, module, python, stack)
-                frame.has_no_values = why
+                call.no_pass_because = frame.has_no_values = why
                 stack.append(frame)
             return
         leaves, spec = flatten_call(args, kwargs)
@@ -186,7 +173,7 @@ class ModuleCalls:
             call.flows = [*call.flows, frame.flow]
         else:
             call.no_pass_because = notes.DISABLED
-        self._take_inputs(now, frame, leaves)
+        self._values.take_inputs(now, frame, leaves)
         if call.inputs is NO_INPUTS:  # else it is the recomputation of an earlier call
             call.inputs = Tree(leaves, spec)
         call.idle = [*frame.idle]  # after `inputs`: an interrupt may come in between
@@ -206,25 +193,7 @@ class ModuleCalls:
         Calls in other threads are left out: they may still run.
         """
         if self._now.stack:
-            self._drop_broken_off(self._now, running_frame(1))
-
-    def _drop_broken_off(self, now: Running, caller: FrameType | None) -> None:
-        """Forget calls that ended without their hook, as on KeyboardInterrupt.
-
-        Their hook may also be gone, if their forward has cleared those of its module.
-
-        They are looked for when their module is called again, or when the block ends: a
-        call was broken off if its Python frame no longer runs.
-        """
-        stack = now.stack
-        running: set[FrameType | None] = set()
-        while caller is not None:
-            running.add(caller)
-            caller = caller.f_back
-        while stack and stack[-1].python not in running:
-            _note_no_end(stack.pop())
-        if not stack:
-            now.end_forward()
+            drop_broken_off(self._now, running_frame(1))
 
     def _begin(self, now: Running, hooked: Hooked, running: int) -> CallTrace:
         """Write down that a call begins, in a backward pass that may be running."""
@@ -263,52 +232,6 @@ class ModuleCalls:
                 call.held_inputs = held_among(given, history.in_attributes)
         else:
             call.holds_state = hooked.holds_state
-
-    def _take_inputs(self, now: Running, frame: Frame, leaves: list[Any]) -> None:
-        """Replace the call's inputs by what is kept of them, and hook the tensors."""
-        call, outermost = frame.call, not now.stack
-        closed: tuple[int, ...] = ()
-        gathers = frame.gathers and self._gathers_inputs
-        # A checkpoint gives the call other tensors when it computes it again.
-        listens = self._gathers_inputs and call.checkpoints and not frame.in_backward
-        for place, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                leaves[place] = keep_opaque(leaf)
-                if type(leaves[place]) is NotSaved:
-                    closed = *closed, place
-                    self._keep_module(call, place, leaf)
-                continue
-            try:
-                value = now.values.of(leaf, outermost, self._keeps_inputs)
-            except Exception as error:
-                leaves[place] = _refused(leaf, error)
-                closed = *closed, place
-                continue
-            leaves[place] = value.kept if self._keeps_inputs else None
-            if not leaf.requires_grad:
-                frame.idle[place] = leaf
-            elif gathers:
-                frame.inputs[place] = value
-                if value.base is not None:
-                    frame.has_views = True
-                self._gathering.hook(now, frame, value)  # for the total
-            elif frame.gathers:
-                frame.unasked = [*frame.unasked, value]
-            elif listens:
-                self._gathering.hook(now, frame, value)
-                frame.flow.totals[place] = value.grads
-                call.flows = [frame.flow]
-        if closed:
-            call.closed_inputs = closed
-
-    def _keep_module(self, call: CallTrace, place: int, leaf: Any) -> None:
-        """Keep a module of the model that is an argument, for a replay to pass on."""
-        history, known = self._block.history, call.given_modules
-        if history is None or place in known or not issubclass(type(leaf), nn.Module):
-            return  # or a weak proxy of one, which has no hash
-        with self._looking:
-            if history.meet_given(leaf, call.moment):
-                call.given_modules = {**known, place: leaf}
 
     def _leave_out_older(self, now: Running, frame: Frame) -> None:
         """Keep walks of the graph away from nodes older than the new forward."""
@@ -371,7 +294,7 @@ class ModuleCalls:
             frame = stack.pop()
         elif any(frame.module is module for frame in stack):
             while (frame := stack.pop()).module is not module:
-                _note_no_end(frame)
+                note_no_end(frame)
         else:
             return  # its beginning was not seen
         raised = sys.exception()
@@ -380,116 +303,34 @@ class ModuleCalls:
             said = notes.RAISED if output is None else notes.HOOK_RAISED
             frame.call.no_pass_because = said.format(type(raised).__name__)
         if not (frame.has_no_values or (has_raised and output is None)):
-            if frame.lazy:  # its parameters are there now
-                self.parameters.take_anew(frame, parameters_at_call(module))
-                if self._block.history is not None:
-                    with self._looking:
-                        self._block.history.meet(module, frame.call.moment)
-            if frame.idle and frame.gathers and self._gathers_inputs:
-                self._take_wakened(now, frame)
-            self._take_outputs(now, frame, output, args, kwargs)
+            if frame.lazy:
+                self._take_made(frame)
+            if frame.idle and frame.gathers:
+                self._values.take_wakened(now, frame)
+            if self._attached.set_by_others() > frame.hooks_of_others:
+                frame.call.hooks_inside = True
+            self._values.take_outputs(now, frame, output, args, kwargs)
         frame.python = None
         if not (stack or frame.has_no_values):
-            self._gathering.end_forward(now)
-            now.end_forward()
-            if self._block.history is not None:
-                with self._looking:
-                    self._block.history.forward_ends(next(self._moments))
+            self._end_forward(now)
 
-    def _take_wakened(self, now: Running, frame: Frame) -> None:
-        """Hook the inputs that the call itself made require grad, as for forces."""
-        call = frame.call
-        for place, leaf in frame.idle.items():
-            if leaf.requires_grad and leaf.is_leaf:
-                value = frame.inputs[place] = now.values.of(leaf, keeps=False)
-                self._gathering.hook(now, frame, value)
-                call.idle = [key for key in call.idle if key != place]
+    def _take_made(self, frame: Frame) -> None:
+        """Take the parameters that a lazy module has made in its call."""
+        self.parameters.take_anew(frame, parameters_at_call(frame.module))
+        if self._block.history is not None:
+            with self._looking:
+                self._block.history.meet(frame.module, frame.call.moment)
 
-    def _take_outputs(
-        self,
-        now: Running,
-        frame: Frame,
-        output: object,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """Keep what the call returns, and hook what gradients will flow through."""
-        call = frame.call
-        if self._attached.set_by_others() > frame.hooks_of_others:
-            call.hooks_inside = True
-        asked: dict[int, Value] = {}
-        idle: tuple[int, ...] = ()
-        closed: dict[int, object] = {}
-        leaves, spec = flatten(output)
-        for place, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                leaves[place] = keep_opaque(leaf)
-                if type(leaves[place]) is NotSaved:
-                    closed[place] = leaf
-                continue
-            try:
-                value = now.values.of(leaf)
-            except Exception as error:
-                leaves[place] = _refused(leaf, error)
-                closed[place] = leaf
-                continue
-            leaves[place] = value.kept
-            if leaf.requires_grad:
-                asked[place] = value
-            else:
-                idle = *idle, place
-        if call.output is None:  # else a checkpoint computes the call again
-            call.output = Tree(leaves, spec)
-        if closed:
-            call.closed_outputs = tuple(closed)
-        if frame.gathers:
-            given = *args, *kwargs.values()
-            self._gathering.gather(now, frame, given, asked, idle, closed)
-
-    def _note_when(self, number: int) -> None:
-        """Write down in which call and autocast a pass runs, and when it ends."""
-        happened, unfinished = self._block.happened, self._block.unfinished
-        stack = self._now.stack
-        if not stack and len(others := self._threads.stacks_elsewhere()) == 1:
-            (stack,) = others
-        where = stack[-1].call.moment if stack else -1
-        moments = self._moments
-
-        def ends() -> None:
-            happened[number] = where, next(moments)
-            unfinished.discard(number)
-
-        ends()  # for a pass that raises, and so never calls it
-        if autocast := autocast_now():
-            self._block.autocast[number] = autocast
-        if not pass_is_compiled():
-            unfinished.add(number)
-            when_pass_ends(ends)
-
-
-def _note_no_end(frame: Frame) -> None:
-    """Note on a call that does not run any more why its end was not seen."""
-    is_hooked = frame.hooked.after_id in forward_hooks(frame.module)
-    frame.call.no_pass_because = notes.BROKEN_OFF if is_hooked else notes.HOOK_TAKEN
+    def _end_forward(self, now: Running) -> None:
+        self._gathering.end_forward(now)
+        now.end_forward()
+        if self._block.history is not None:
+            with self._looking:
+                self._block.history.forward_ends(next(self._moments))
 
 
 def _always() -> bool:
     return True
-
-
-def _refused(leaf: Tensor, error: Exception) -> NotSaved:
-    """Return what stands for a tensor of another class that could not be kept.
-
-    For a plain tensor the exception comes from the user's ``reduce``, or from us, and
-    is raised again.
-    """
-    if not is_of_other_class(leaf):
-        raise
-    name = type(leaf).__name__
-    if not hasattr(error, "is_of_reduce"):
-        return NotSaved(name)
-    said = shorten(f"{type(error).__name__}: {error}", 120, placeholder=" ...")
-    return NotSaved(f"{name} (reduce raised {said.removesuffix(':')})")
 
 
 def _frame_of(
@@ -503,9 +344,7 @@ def _frame_of(
     if hooked.is_left_out:
         call.moment = -1  # the model itself, which only counts the forwards
     graph = stack[-1].graph if stack else ForwardGraph()
-    frame = Frame(call, hooked, python, graph)
-    frame.module = module  # nn.DataParallel calls copies of it
-    return frame
+    return Frame(call, hooked, module, python, graph)
 
 
 def _has_no_values(stack: list[Frame]) -> str:
