@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MemberDescriptorType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from gradlib.recording.past_attributes import OF_TORCH, Held, Was, filled, is_co
 from gradlib.recording.stateful import copied, is_stateful
 from gradlib.shared_memory import same_part, storage_of
 from gradlib.values import clone
+
+Change: TypeAlias = Callable[[Tensor], Tensor]
+"""Maps a recorded tensor to the one that a replay uses, which is copied first."""
 
 
 def in_slots(module: nn.Module) -> dict[MemberDescriptorType, Any]:
@@ -47,7 +50,7 @@ class Copies:
     A tensor that shows a part of one copied before becomes the same part of that copy.
     """
 
-    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, change: Change) -> None:
         """Begin with none; `change` maps a recorded tensor to the one to copy."""
         self._change = change
         # By id: the original and its copy. An id is unique only while its object lives.

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gradlib.double import doubled, wider
+from gradlib.recording.attributes import Change
 from gradlib.recording.difference import rtol_of
 from gradlib.recording.gaps import gaps, gaps_of_shares
 from gradlib.recording.replay import Replayed, in_float64, inputs_of, replay
-from gradlib.recording.scene import Change
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.recording.world import World
 from gradlib.stats import root_mean_square

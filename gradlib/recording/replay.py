@@ -14,9 +14,10 @@ from gradlib.errors import CannotReplayError
 from gradlib.private.compiling import run_eagerly
 from gradlib.private.modules import parametrizations_computed_anew
 from gradlib.random_state import random_state_kept
+from gradlib.recording.attributes import Change
 from gradlib.recording.gaps import shape_of
 from gradlib.recording.replayable import require_whole, state_of
-from gradlib.recording.scene import Change, Scene
+from gradlib.recording.scene import Scene
 from gradlib.recording.trace import ARGUMENT, CallTrace, Key, Left
 from gradlib.tree import Tree
 from gradlib.values import keep
@@ -98,8 +99,8 @@ def replay(
             shares,
             _names(trace, left.keys() - known),
             _names(trace, unfit),
-            scene.overwritten(),
-            scene.written(),
+            scene.leaves.overwritten(),
+            scene.leaves.written(),
         )
 
 

@@ -1,6 +1,8 @@
 """Whether a recorded call can be replayed, and why not."""
 
 import itertools
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -23,6 +25,18 @@ from gradlib.subclasses import is_of_other_class
 def label(trace: CallTrace) -> str:
     """Return how a message names a call."""
     return f"call {trace.index} of {quoted(trace.name)}"
+
+
+@contextmanager
+def explained(trace: CallTrace, what: str) -> Generator[None]:
+    """Say of what a replay raises that it is a replay: `what` was done with a call."""
+    try:
+        yield
+    except Exception as error:
+        # contextlib would take the new error for a StopIteration that caused it.
+        cause = None if isinstance(error, StopIteration) else error
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise CannotReplayError(f"{what.format(label(trace))} raised {said}") from cause
 
 
 def require_replayable(block: Block) -> History:

@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrizations, parametrize
 
 import gradlib
-from gradlib.recording.scene import Scene
+from gradlib.recording.past_state import PastState
 
 from .replayed import assert_replays, assert_unchanged, everything, loss_of, replays
 
@@ -474,14 +474,14 @@ def test_what_stands_as_it_did_is_not_set_back(
     model = nn.Sequential(first, *[Twice() for _ in range(many)])
     with gradlib.record(model) as recording:
         model(torch.randn(4, 3)).sum().backward()
-    modules_of = Scene._modules
+    modules_of = PastState._modules
 
-    def counted(scene: Scene) -> Any:
-        found = [*modules_of(scene)]
+    def counted(state: PastState) -> Any:
+        found = [*modules_of(state)]
         sizes.append(len(found))
         return found
 
-    monkeypatch.setattr(Scene, "_modules", counted)
+    monkeypatch.setattr(PastState, "_modules", counted)
     assert recording.verify().agreed == len(recording)
     # The first one has an attribute that may be anything, so it is set every time.
     assert sorted(sizes) == [1, *[2] * many, len([*model.modules()])]
