@@ -49,7 +49,8 @@ from gradlib.jacobian.plan import JacobianPlan
 from gradlib.jacobian.plan_jacobian import plan_jacobian
 from gradlib.opaque import NotSaved
 from gradlib.recorder.record import record
-from gradlib.recording.call import Call, Pass
+from gradlib.recording.backward_pass import Pass
+from gradlib.recording.call import Call
 from gradlib.recording.comparison import Comparison, Unmatched
 from gradlib.recording.difference import Difference
 from gradlib.recording.nonfinite import Nonfinite

@@ -26,7 +26,7 @@ import gradlib
 from gradlib import plain_values, storage
 from gradlib.private.tensors import is_copy_on_write, lazy_clone
 from gradlib.recording import saving
-from gradlib.recording.call import CALL_FIELDS, PASS_FIELDS
+from gradlib.recording.kept_fields import CALL_FIELDS, PASS_FIELDS
 from gradlib.recording.trace import Block, CallTrace
 from gradlib.tree import Tree
 

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from gradlib.recording.gaps import gap
-from gradlib.recording.in_words import norm_text, shape_text
+from gradlib.recording.in_words import norm_text, shape_text, shown
 from gradlib.recording.trace import CallTrace
 from gradlib.sharded import own_part
 from gradlib.tree import Tree
@@ -21,8 +21,13 @@ Place: TypeAlias = tuple[str, int]
 SAME_TOTALS = "a _total without a row is equal to its share"
 
 
+def title_of_call(call: CallTrace) -> str:
+    """Name a call: ``fc2, call 0 in forward 3``."""
+    return f"{shown(call.name)}, call {call.index} in forward {call.forward}"
+
+
 def leaves_of(
-    shown: object, fields: Mapping[str, str], call: CallTrace
+    call_or_pass: object, fields: Mapping[str, str], call: CallTrace
 ) -> dict[str, dict[Place, Any]]:
     """Return what stands in each field that was kept, by its place there.
 
@@ -30,7 +35,7 @@ def leaves_of(
     have one. With ``reduce``, a number may be what was made of a tensor.
     """
     trees = {
-        name: Tree.of(getattr(shown, name))
+        name: Tree.of(getattr(call_or_pass, name))
         for name, travels_with in fields.items()
         if travels_with in call.block.fields
     }
@@ -51,17 +56,17 @@ def leaves_of(
     }
 
 
-def leave_out_same_totals(shown: dict[str, dict[Place, Any]]) -> int:
+def leave_out_same_totals(by_field: dict[str, dict[Place, Any]]) -> int:
     """Leave out the totals that are equal to their shares, and return how many."""
-    before = sum(map(len, shown.values()))
-    for name in [it for it in shown if f"{it}_total" in shown]:
-        shares, totals = shown[name], shown[f"{name}_total"]
-        shown[f"{name}_total"] = {
+    before = sum(map(len, by_field.values()))
+    for name in [it for it in by_field if f"{it}_total" in by_field]:
+        shares, totals = by_field[name], by_field[f"{name}_total"]
+        by_field[f"{name}_total"] = {
             place: total
             for place, total in totals.items()
             if place not in shares or not _are_same(shares[place], total)
         }
-    return before - sum(map(len, shown.values()))
+    return before - sum(map(len, by_field.values()))
 
 
 def _are_same(share: Any, total: Any) -> bool:
@@ -71,11 +76,11 @@ def _are_same(share: Any, total: Any) -> bool:
 
 
 def rows_of(
-    shown: Mapping[str, Mapping[Place, Any]], prefix: str = ""
+    by_field: Mapping[str, Mapping[Place, Any]], prefix: str = ""
 ) -> list[tuple[str, ...]]:
     """Return a row for each thing that stands in some fields, or for some of many."""
     rows: list[tuple[str, ...]] = []
-    for name, leaves in shown.items():
+    for name, leaves in by_field.items():
         every = [(prefix + name + path, leaf) for (path, _), leaf in leaves.items()]
         some = every if len(every) <= MOST else every[: MOST // 2]
         rows += [(path, shape_text(leaf), norm_text(leaf)) for path, leaf in some]

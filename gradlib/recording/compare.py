@@ -8,7 +8,8 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from gradlib.recording.call import TRAVELS_WITH, Call, Pass
+from gradlib.recording.backward_pass import Pass
+from gradlib.recording.call import Call
 from gradlib.recording.comparison import Comparison, Unmatched
 from gradlib.recording.difference import (
     Difference,
@@ -19,6 +20,7 @@ from gradlib.recording.difference import (
 )
 from gradlib.recording.gaps import gaps, gaps_of_recorded, in_one_scale
 from gradlib.recording.in_words import calls_text, numbered, of_pass
+from gradlib.recording.kept_fields import TRAVELS_WITH
 from gradlib.recording.notes import closed
 from gradlib.recording.order import rounds, steps
 from gradlib.recording.pairing import keyed

@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from gradlib.errors import MissingPackageError
-from gradlib.recording.call import PASS_FIELDS, Call, Pass, with_keywords
+from gradlib.recording.backward_pass import Pass, with_keywords
+from gradlib.recording.call import Call
 from gradlib.recording.in_words import measured_in, numbers_in, shape_text
+from gradlib.recording.kept_fields import PASS_FIELDS
 from gradlib.stats import norm
 
 PASS_COLUMNS = (

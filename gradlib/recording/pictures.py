@@ -16,7 +16,8 @@ from gradlib import plot
 from gradlib.errors import NotKeptError, UnknownKindError
 from gradlib.figure import require_axes
 from gradlib.plain_tensors import wide
-from gradlib.recording.call import Call, Pass, with_keywords
+from gradlib.recording.backward_pass import Pass, with_keywords
+from gradlib.recording.call import Call
 from gradlib.recording.in_words import are_statistics, measured_in, numbered
 from gradlib.recording.trace import CallTrace
 from gradlib.stats import largest, norm

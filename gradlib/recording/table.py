@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from gradlib.recording.call import Call, Pass, with_keywords
+from gradlib.recording.backward_pass import Pass, with_keywords
+from gradlib.recording.call import Call
 from gradlib.recording.in_words import (
     are_statistics,
     norm_text,

@@ -16,7 +16,8 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
-from gradlib.recording.call import Call, Pass
+from gradlib.recording.backward_pass import Pass
+from gradlib.recording.call import Call
 
 from ..conftest import collect
 from .first_nets import loss_of
