@@ -53,8 +53,9 @@ from gradlib.recording.backward_pass import Pass
 from gradlib.recording.call import Call
 from gradlib.recording.comparison import Comparison, Unmatched
 from gradlib.recording.difference import Difference
+from gradlib.recording.load import load_recording
 from gradlib.recording.nonfinite import Nonfinite
-from gradlib.recording.recording import Recording, load_recording
+from gradlib.recording.recording import Recording
 from gradlib.recording.verification import Skipped, Verification
 from gradlib.stats import TensorStats, tensor_stats
 from gradlib.vjp.explain import explain_vjp

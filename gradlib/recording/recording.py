@@ -5,19 +5,19 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 from gradlib import storage
-from gradlib.errors import (
-    AmbiguousCallError,
-    NoSuchCallError,
-    NotStorableError,
-    RecordingArgumentError,
-)
+from gradlib.errors import NotStorableError, RecordingArgumentError
 from gradlib.recording import saving
 from gradlib.recording.call import Call
 from gradlib.recording.compare import compare
 from gradlib.recording.comparison import Comparison
 from gradlib.recording.data_frame import data_frame
 from gradlib.recording.difference import Tolerance
-from gradlib.recording.in_words import shown
+from gradlib.recording.no_call import (
+    no_call_of,
+    no_call_with,
+    no_name,
+    several_calls_of,
+)
 from gradlib.recording.nonfinite import Nonfinite, first_nonfinite
 from gradlib.recording.pairing import require_names
 from gradlib.recording.table import table_of, title_of
@@ -25,8 +25,6 @@ from gradlib.recording.trace import NOT_CHOSEN, Block, CallTrace
 from gradlib.recording.verification import Verification
 from gradlib.recording.verify import verify
 from gradlib.render import Printable, Table
-from gradlib.selection import nearest
-from gradlib.wording import in_brief, listed
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -38,9 +36,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore (it has no stubs)
 
 _SORTING = Lock()
-
-FEW = 8
-"""How many calls of a module an error lists."""
 
 
 class Recording(Printable):
@@ -95,11 +90,8 @@ class Recording(Printable):
             NoSuchCallError: The model has no such module, or it was not called.
         """
         if not isinstance(cast(object, name), str):
-            raise _no_name(name)
-        found = self._find(name)
-        if not found:
-            raise NoSuchCallError(self._why_nothing(name))
-        return tuple(map(Call, found))
+            raise no_name(name)
+        return tuple(map(Call, self._called(name)))
 
     def __getitem__(self, key: str | tuple[str, int]) -> Call:
         """Return the call of a module, or with ``name, index`` one of several.
@@ -110,25 +102,17 @@ class Recording(Printable):
                 how to name one call.
         """
         name, index = _name_and_index(key)
-        found = self._find(name)
-        if index is not None and index < len(found) and found[index].index == index:
-            return Call(found[index])  # without a look at all the others
-        calls = {call.index: call for call in self.calls(name)}
-        if index is None and len(calls) == 1:
-            return next(iter(calls.values()))
+        found = self._called(name)
         if index is None:
-            once = len({call.forward for call in found}) == len(calls)
-            raise AmbiguousCallError(
-                f'"{name}" was called {len(calls)} times. Name one call: '
-                f'recording["{name}", i] with i from {min(calls)} to {max(calls)}'
-                + (f', or recording.forwards[i]["{name}"].' if once else ".")
-            )
-        if index not in calls:
-            raise NoSuchCallError(
-                f'"{name}" has no call {index} here; its calls are '
-                f"{_numbers(list(calls))}."
-            )
-        return calls[index]
+            if len(found) > 1:
+                raise several_calls_of(name, found)
+            return Call(found[0])
+        if index < len(found) and found[index].index == index:
+            return Call(found[index])  # without a look at all the others
+        for trace in found:
+            if trace.index == index:
+                return Call(trace)
+        raise no_call_with(name, index, found)
 
     def __contains__(self, key: object) -> bool:
         """Tell whether it has this call, one of this name, or one ``(name, index)``."""
@@ -468,6 +452,13 @@ class Recording(Printable):
     def _find(self, name: str) -> list[CallTrace]:
         return self._sorted("name").get(self._names.get(name, name), [])
 
+    def _called(self, name: str) -> list[CallTrace]:
+        """Return the calls of a module, or raise `NoSuchCallError` if it has none."""
+        if not (found := self._find(name)):
+            called = self._sorted("name").keys()
+            raise no_call_of(name, self._names, self._block.left_out, called)
+        return found
+
     def _sorted(self, attribute: str) -> dict[Any, list[CallTrace]]:
         """Return the calls by one of their attributes.
 
@@ -482,25 +473,6 @@ class Recording(Printable):
             self._known[attribute] = count + len(new), known
             return known
 
-    def _why_nothing(self, name: str) -> str:
-        why = self._block.left_out.get(self._names.get(name, name))
-        if why is not None:
-            return f'"{name}" was not recorded: {why}.'
-        if name in self._names:
-            inside = [it for it in self._sorted("name") if it.startswith(f"{name}.")]
-            called = listed(f'"{it}"' for it in inside)
-            return (
-                f'"{name}" was not called in the block'
-                + (f"; in it were {called}" if inside else "")
-                + ". Only module(x) is a call: a parent that uses its weights "
-                "directly, or module.forward(x), is not."
-            )
-        own, number = _as_printed(name)
-        if own in self._names:
-            key = f'"{own}", {number}' if number else f'"{own}"'
-            return f'"{name}" is what tables show. Ask for recording[{key}].'
-        return f'The model has no module "{name}". {nearest(name, self._names)}'
-
     def _table(self) -> Table:
         block = self._block
         unseen = [
@@ -511,55 +483,6 @@ class Recording(Printable):
         return table_of([*self], block.fields, unseen, is_reduced=block.is_reduced)
 
 
-def load_recording(path: "str | PathLike[str]") -> Recording:
-    """Return the recording that `Recording.save` wrote.
-
-    It answers all that the saved one did but `Call.replay` and `Recording.verify`,
-    which need the model. Tensors are on the CPU; sparse ones have become dense.
-
-    Arguments and outputs keep their structure. Named tuples and dataclasses are made
-    anew from their names and fields; classes made of dicts come back as dicts; any
-    other class that was opened, as tuples. A value that is neither a tensor, a NumPy
-    array nor one of Python's plain values comes back as `NotSaved`, which has its
-    ``repr``.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The recording, all of it or nothing.
-
-    Raises:
-        RecordingArgumentError: `path` is no path.
-        OSError: There is no file at `path`, or it cannot be read.
-        BrokenFileError: The file is no recording, was cut off or changed, or has
-            another version of the format.
-
-    Example:
-        ```python
-        from pathlib import Path
-        from tempfile import TemporaryDirectory
-
-        import torch
-        from torch import nn
-
-        import gradlib
-
-        model = nn.Linear(2, 1)
-        with gradlib.record(model) as recording:
-            model(torch.ones(3, 2)).sum().backward()
-
-        with TemporaryDirectory() as folder:
-            recording.save(Path(folder, "run.safetensors"))
-            loaded = gradlib.load_recording(Path(folder, "run.safetensors"))
-        print(loaded[""].param_grads["weight"])
-        #> tensor([[3., 3.]])
-        ```
-    """
-    saving.require_path(path)
-    return Recording(*saving.restored(storage.load(path, saving.CLASSES)))
-
-
 def _name_and_index(key: object) -> tuple[str, int | None]:
     match key:
         case str():
@@ -567,25 +490,4 @@ def _name_and_index(key: object) -> tuple[str, int | None]:
         case (str() as name, int() as index):
             return name, index
         case _:
-            raise _no_name(key)
-
-
-def _as_printed(text: str) -> tuple[str, str]:
-    """Return the name and the number of a call from the text of `numbered`."""
-    name, bracket, number = text.removesuffix(")").rpartition(" (")
-    if not (bracket and number.isdecimal()):
-        name, number = text, ""
-    return ("" if name == shown("") else name), number
-
-
-def _numbers(some: list[int]) -> str:
-    """Return the numbers of calls in words."""
-    few = some if len(some) <= FEW else [*some[: FEW - 1], "...", some[-1]]
-    return ", ".join(map(str, few))
-
-
-def _no_name(key: object) -> NoSuchCallError:
-    return NoSuchCallError(
-        f"recording[{in_brief(key)}]: name a call by its module, as recording['fc2'], "
-        "or by module and index, as recording['fc2', 1]."
-    )
+            raise no_name(key)
