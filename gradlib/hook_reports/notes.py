@@ -3,13 +3,15 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
+from gradlib.edges import edges_behind, leaves_at, nodes_behind
 from gradlib.hook_reports.copying import backward_hooks_inside
 from gradlib.hook_reports.hooked_call import HookedCall
-from gradlib.hook_reports.tensor_names import own_tensors
+from gradlib.hook_reports.tensor_names import own_tensors, with_gradients
+from gradlib.hook_reports.trial import differentiable
 from gradlib.private.hooks import any_global_backward_hook, every_hook_of
 from gradlib.private.modules import modules_in
 from gradlib.recorder.attached import TensorHook
@@ -51,13 +53,13 @@ def notes_on(call: HookedCall, changed: list[str]) -> Iterator[str]:
             f"{name} shares memory with {other}, and its copy does not: what is "
             "written to the one does not show in the other."
         )
-    for name, other in call.overwritten:
+    for name, other in call.plain.overwritten():
         yield (
             f"{name} and {other} are one tensor, which the module overwrites. Names "
             "were found with a copy for each, where what is written to the one does "
             "not show in the other."
         )
-    for name, parameters in call.cut:
+    for name, parameters in _cut_off(call):
         yield (
             f"{name} was computed from {listed(parameters)} before, and its copy is "
             "cut from that: what flows through it is missing there."
@@ -67,6 +69,24 @@ def notes_on(call: HookedCall, changed: list[str]) -> Iterator[str]:
             f"The copies have changed {', '.join(changed)} of the module itself, which "
             "a function kept in it refers to. That was set back."
         )
+
+
+def _cut_off(call: HookedCall) -> Iterator[tuple[str, list[str]]]:
+    """Yield the names of what was computed from the module's parameters before.
+
+    Yields:
+        The name of an input or kept tensor, and the names of the parameters.
+    """
+    trial, outputs = call.plain.trial, differentiable(call.plain.output)
+    nodes = nodes_behind(outputs.values())
+    own = {id(it): name for name, it in own_tensors(call.module)}
+    given = call.names.differentiable_inputs(trial)
+    for name, tensor in (given | dict(with_gradients(trial.module))).items():
+        before = trial.stands_for.get(cast(Any, tensor.grad_fn))
+        if before is not None and tensor.grad_fn in nodes:
+            leaves = leaves_at(edges_behind([(before, 0)]))
+            if names := [own[id(it)] for it in leaves if id(it) in own]:
+                yield name, names
 
 
 def _sharing(call: HookedCall) -> Iterator[tuple[str, str]]:

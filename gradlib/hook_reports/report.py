@@ -245,7 +245,7 @@ def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
             call = HookedCall(module, args, kwargs)
             kinds = _Kinds((kind, _tried(call, kind)) for kind in KINDS)
         notes = tuple(notes_on(call, changed))
-    if of_inference and differentiable(call.output):
+    if of_inference and differentiable(call.plain.output):
         notes = (*notes, OF_INFERENCE)
     last, name = call.last_node, type(module).__name__
     return HookReport(name, last.name, last.inputs, kinds, notes, call.graph)

@@ -43,7 +43,11 @@ EndAt: TypeAlias = Callable[[Node], NamedEnd | None]
 
 
 class Names:
-    """The names of the arguments and parameters of one call."""
+    """The names of the arguments and parameters of one call.
+
+    Attributes:
+        arguments: Those of the positional arguments.
+    """
 
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -62,10 +66,7 @@ class Names:
             begins = f"{name}[", f"{name}."
             if name in taken or any(it.startswith(begins) for it in names & taken):
                 by_path[path] = f"argument {name}"
-
-    def of_argument(self, i: int) -> str:
-        """Return the name of a positional argument."""
-        return self._by_path[f"[0][{i}]"]
+        self.arguments = [by_path[f"[0][{i}]"] for i in range(len(args))]
 
     def of_input(self, inputs: Tree, place: int) -> str:
         """Return the name of a leaf of the inputs: ``x['mask']``."""

@@ -46,12 +46,12 @@ def _what_else(call: HookedCall, got: Got) -> str:
     edge = call.hooked_at.get(name)
     if edge is None:
         return "gradient of an inner tensor"
-    if name not in call.names_at[edge]:
+    if name not in call.plain.names_at[edge]:
         return f"gradient of {name} as it was overwritten"
     if call.uses[edge] > 1 and got.field == "grad_input":  # a pre-hook uses it, too
         return _a_part_of(name)
     # As for an argument that is returned, or is passed in two places.
-    if call.uses[edge] > 1 or name in call.in_several_places:
+    if call.uses[edge] > 1 or name in call.plain.in_several_places:
         return _with_all_uses(name)
     return f"gradient of {name}, changed by a hook that the forward sets"
 
@@ -61,12 +61,12 @@ def _is_of_pre_hook(call: HookedCall, got: Got) -> bool:
     if (
         got.kind != FULL
         or got.field != "grad_input"
-        or got.number >= len(call.arguments)
+        or got.number >= len(call.names.arguments)
     ):
         return False
-    value = call.given[got.number]
-    has_name = requires_grad(value) and call.names_at.get(edge_of(value))
-    return call.argument_at(got.number) is None and not has_name
+    value = call.plain.given[got.number]
+    has_name = requires_grad(value) and call.plain.names_at.get(edge_of(value))
+    return call.plain.argument_at(got.number) is None and not has_name
 
 
 def _is_of_last_node(got: Got) -> bool:
@@ -93,7 +93,7 @@ def _what_of_last_node(call: HookedCall, got: Got, grad: Tensor) -> str:
         return f"gradient for {end}"
     if end and call.uses[edge] > 1:
         return _a_part_of(end)
-    if end in call.in_several_places:
+    if end in call.plain.in_several_places:
         return _with_all_uses(end)
     if end and not call.known.repeats:
         return NOT_KNOWN
@@ -118,8 +118,8 @@ def _what_inner(call: HookedCall, edge: Edge) -> str:
     if call.uses[edge] < 2:
         return said
     of_hooked = call.hooked_at.items()  # an overwritten one has the edge of another
-    hooked = {at: name for name, at in of_hooked if name in call.names_at[at]}
-    if name := hooked.get(edge) or call.inner.get(edge):
+    hooked = {at: name for name, at in of_hooked if name in call.plain.names_at[at]}
+    if name := hooked.get(edge) or call.plain.inner.get(edge):
         return _a_part_of(name)
     return f"a part of the {said}"
 
@@ -141,13 +141,13 @@ def _why_zeros(call: HookedCall, got: Got) -> str:
         if end and call.uses[edge] > 1:
             return _a_part_of(end)
         return f"gradient of {end or f'input {i} of {last.name}'}"
-    if got.kind == FULL and field == "grad_input" and i < len(call.arguments):
-        name, value = call.position(field, i)
+    if got.kind == FULL and field == "grad_input" and i < len(call.names.arguments):
+        name, value = call.plain.position(field, i)
         is_made = _is_of_pre_hook(call, got) and requires_grad(value)
         if is_made and call.uses[edge_of(value)]:
             return "gradient of an inner tensor"
     if name and call.known.arrives(name):
-        whole = got.tensor and name in call.in_several_places
+        whole = got.tensor and name in call.plain.in_several_places
         return _with_all_uses(name) if whole else f"gradient of {name}"
     return _why_nothing(call, got)
 
@@ -164,16 +164,16 @@ def _why_nothing(call: HookedCall, got: Got) -> str:
         return f"nothing flows out of input {i} of {last.name}"
     if field == "grad":
         return "nothing flows to it"
-    if field == "grad_input" and i >= len(call.arguments):
+    if field == "grad_input" and i >= len(call.names.arguments):
         return "a forward pre-hook added the argument"
-    if _is_of_pre_hook(call, got) and requires_grad(call.given[i]):
+    if _is_of_pre_hook(call, got) and requires_grad(call.plain.given[i]):
         return "nothing flows to what a forward pre-hook has put there"
-    name, value = call.position(field, i)
+    name, value = call.plain.position(field, i)
     if not isinstance(value, Tensor):
         lost = ", and no tensor inside gets an entry" if tensors_in(value) else ""
         return f"{name} is of type {type(value).__name__}{lost}"
     if not value.requires_grad:
         return f"{name} does not require grad"
-    if field == "grad_input" and not call.asked[i]:
+    if field == "grad_input" and not call.plain.asked[i]:
         return f"{name} did not require grad when the module was called"
     return f"nothing flows to {name}"

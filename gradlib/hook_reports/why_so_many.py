@@ -91,24 +91,24 @@ def _what_then(variant: Variant) -> str:
 
 def _first_output(call: HookedCall) -> str:
     """Return the name of the output on whose node the old hook sits."""
-    if call.seen is not call.output:
+    if call.plain.seen is not call.plain.output:
         return "what forward returned"
-    if len(tensors_in(call.output.build())) < 2:
+    if len(tensors_in(call.plain.output.build())) < 2:
         return "the output"
-    first = first_tensor(call.output.build())
-    for place, leaf in enumerate(call.output.leaves):
+    first = first_tensor(call.plain.output.build())
+    for place, leaf in enumerate(call.plain.output.leaves):
         if leaf is first:
-            return f"output{call.output.path(place)}"
+            return f"output{call.plain.output.path(place)}"
     return "the first tensor in the output"  # in an object that is not opened
 
 
 def _why_full(call: HookedCall, length: int) -> str:
     """Say what decides the length of the tuple that the full hook gets."""
     said = f"{_entries(length)} in grad_input: one for each positional argument."
-    if not any(call.asked):
+    if not any(call.plain.asked):
         said += " None of these is a tensor that requires grad."
-    if call.keywords:
-        said += f" No entry for a keyword argument ({', '.join(call.keywords)})."
+    if call.plain.keywords:
+        said += f" No entry for a keyword argument ({', '.join(call.plain.keywords)})."
     return said + " The operations inside do not change that."
 
 
@@ -138,7 +138,7 @@ def why_not_tried(call: HookedCall, kind: str) -> str:
     """Say why a kind of hook cannot even be tried, or ``""``."""
     if kind not in ON_LAST_NODE:
         return ""
-    if first_tensor(call.seen.build()) is not ENDLESS:
+    if first_tensor(call.plain.seen.build()) is not ENDLESS:
         return ""
     if kind == LEGACY:
         return "Not tried: torch would look for a tensor in the output for ever."
@@ -147,7 +147,7 @@ def why_not_tried(call: HookedCall, kind: str) -> str:
 
 def why_never_called(call: HookedCall, kind: str) -> str:
     """Say why a hook was never called, though nothing was raised."""
-    tree = call.seen if kind in (LEGACY, *BORDER) else call.output
+    tree = call.plain.seen if kind in (LEGACY, *BORDER) else call.plain.output
     output = tree.build()
     if not tensors_in(output) and output is not None:
         kind_of = type(output).__name__
@@ -175,7 +175,7 @@ def why_never_called(call: HookedCall, kind: str) -> str:
         return _why_several_never(call)
     if kind in BORDER and (why := _why_border_never(call, kind, output)):
         return why
-    if not call.runs_hooks:
+    if not call.plain.trial.runs_hooks:
         kind_of = type(call.module).__name__
         return f"Never called: {kind_of} has a __call__ of its own, without hooks."
     return "Never called, for a reason that this report does not know."
@@ -213,8 +213,8 @@ def _why_border_never(call: HookedCall, kind: str, output: object) -> str:
         return "Never called: no tensor that requires grad is at the top level."
     if (
         kind == FULL
-        and any(call.asked)
-        and not any(map(call.known.arrives, call.arguments))
+        and any(call.plain.asked)
+        and not any(map(call.known.arrives, call.names.arguments))
     ):
         return (
             "Never called: where an argument requires grad, this hook waits for "
