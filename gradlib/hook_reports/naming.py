@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradlib.plain_tensors import is_inexact
+from gradlib.shapes import broadcasts
 
 MOST_DIMENSIONS = 5  # up to so many, every order of the dimensions is tried
 
@@ -88,27 +89,21 @@ def _reshaped(grad: Tensor, known: Tensor) -> Forms:
 
 
 def _expanded(grad: Tensor, known: Tensor) -> Forms:
-    if _expands(known, grad):
+    if broadcasts(known.shape, grad.shape):
         yield ", expanded", grad, known.expand(grad.shape)
 
 
 def _summed(grad: Tensor, known: Tensor) -> Forms:
-    if _expands(grad, known):
+    if broadcasts(grad.shape, known.shape):
         yield ", summed", grad, known.sum_to_size(grad.shape)
 
 
 def _not_yet_summed(grad: Tensor, known: Tensor) -> Forms:
-    if _expands(known, grad):
+    if broadcasts(known.shape, grad.shape):
         yield ", before it is summed", grad.sum_to_size(known.shape), known
 
 
 FORMS = (_as_it_is, _permuted, _reshaped, _expanded, _summed, _not_yet_summed)
-
-
-def _expands(small: Tensor, large: Tensor) -> bool:
-    """Tell whether `small` can be expanded to the shape of `large`."""
-    sizes = zip(reversed(small.shape), reversed(large.shape), strict=False)
-    return small.ndim <= large.ndim and all(a in (1, b) for a, b in sizes)
 
 
 def _tolerances(a: Tensor, b: Tensor, noise: float) -> tuple[float, float, float]:

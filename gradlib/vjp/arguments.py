@@ -86,6 +86,12 @@ class Arguments:
     into_leaves: bool = False
 
     @property
+    def by_letter(self) -> dict[str, Argument]:
+        """Outputs, inputs and grad_outputs, by their letters in code."""
+        every = (self.outputs, self.inputs, self.grad_outputs)
+        return {it.letter: it for it in every}
+
+    @property
     def accumulates(self) -> bool:
         """Whether this is a ``backward``, which adds to ``.grad``."""
         return self.function.endswith("backward")

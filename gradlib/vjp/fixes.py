@@ -161,6 +161,11 @@ def all_ones(arguments: Arguments, *, batched: bool | None = None) -> str:
     return "\n".join([start, *for_entries(lines, outputs, vectors)])
 
 
+def with_ones(arguments: Arguments) -> str:
+    """Return the code that gives every output weights of one, and calls again."""
+    return f"{all_ones(arguments)}\n{call(arguments, 'v')}"
+
+
 def weights(output: Any, value: str = "") -> str:
     """Return the code of a vector for an output, with one value everywhere.
 

@@ -1,7 +1,8 @@
 """Whether inputs are parts of the graph behind the outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import FrameType
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
@@ -45,52 +46,107 @@ def check_connected(arguments: Arguments) -> Diagnosis | None:
     return _unused(arguments, candidates[missing[0]])
 
 
+class _Reason(NamedTuple):
+    """Why an input is not part of the graph.
+
+    Attributes:
+        said: What more is known of it, in a sentence, or ``""``.
+        intent: What was probably meant.
+        instead: The name of the tensor to pass instead, or ``""``.
+        fix: The code that mends the call; without it, the outputs are computed anew.
+    """
+
+    said: str
+    intent: str
+    instead: str = ""
+    fix: str = ""
+
+
 def _unused(arguments: Arguments, i: int) -> Diagnosis:
-    outputs, inputs = arguments.outputs, arguments.inputs
-    given, place = inputs.values[i], called(inputs, i, arguments.frames)
-    what = f"{place} is not part of the graph of {outputs.name}."
+    """Explain an input that is not part of the graph, as far as is known."""
+    outputs, inputs, frames = arguments.outputs, arguments.inputs, arguments.frames
     graph = dict.fromkeys(edges_behind(map(edge_of, outputs.values)))
     leaves = leaves_at(graph)
-    made_from = edges_behind([edge_of(given)])  # the nearest first
-    source, instead = next((it for it in made_from if it in graph), None), ""
-    fix = recomputed(arguments, "y = f(x)")
-    if outputs.values and not unconnected([given], outputs.values):
-        intent = (
-            f"The two stand in the wrong order: {place} was computed from "
-            f"{called(outputs, 0, arguments.frames)}. The outputs come first."
-        )
-        fix = exchanged(arguments)
-    elif source is not None:
-        instead = _name_at(source, arguments.frames)
-        origin, step = _described(source, instead), edge_of(given)[0].name()
-        what += f" It was made (by {step}) from {origin}, which is."
-        intent = (
-            f"Differentiate with respect to {origin} and take that part of its "
-            f"gradient, or make {inputs.places[i]} first and compute the output from "
-            "it."
-        )
-    elif (twin := _twin(leaves, given)) is not None:
-        instead = _name_at(edge_of(twin), arguments.frames)
-        origin = _described(edge_of(twin), instead)
-        what += f" It has the memory of {origin}, which is."
-        intent = f"Pass {origin} itself."
-    elif outputs.values and all(
-        is_made_anew(it, inputs.values) for it in outputs.values
-    ):
-        what += f" {LEAF.format(called(outputs, 0, arguments.frames))}"
-        is_view = leaf_of(edge_of(outputs.values[0])[0]) is None
-        intent = _VIEW_WITHOUT_GRAPH if is_view else LEADS_NOWHERE
-    elif arguments.materialize_grads:
-        intent = "torch makes no zeros for an edge. Let it give None, or pass tensors."
-        fix = recomputed(arguments, allow_unused=True, materialize_grads=None)
-    else:
-        what += f" {_ends(leaves, arguments.frames)}"
-        if has_reentrant_checkpoint(outputs.values):
-            intent = _HIDDEN
-        else:
-            intent, fix = _WAS_IT_USED, recomputed(arguments, allow_unused=True)
-    return passing(instead, Diagnosis("GL109", what, intent, fix), arguments, inputs)
+    place = called(inputs, i, frames)
+    reason = (
+        _exchanged(arguments, i, place)
+        or _made_from_part(arguments, i, graph)
+        or _in_memory_of_leaf(arguments, i, leaves)
+        or _outputs_are_leaves(arguments)
+        or _not_reached(arguments, leaves)
+    )
+    what = f"{place} is not part of the graph of {outputs.name}. {reason.said}"
+    fix = reason.fix or recomputed(arguments, "y = f(x)")
+    found = Diagnosis("GL109", what.rstrip(), reason.intent, fix)
+    return passing(reason.instead, found, arguments, inputs)
 
+
+def _exchanged(arguments: Arguments, i: int, place: str) -> _Reason | None:
+    """Find an input that was computed from the outputs."""
+    outputs, given = arguments.outputs, arguments.inputs.values[i]
+    if not outputs.values or unconnected([given], outputs.values):
+        return None
+    intent = (
+        f"The two stand in the wrong order: {place} was computed from "
+        f"{called(outputs, 0, arguments.frames)}. The outputs come first."
+    )
+    return _Reason("", intent, fix=exchanged(arguments))
+
+
+def _made_from_part(
+    arguments: Arguments, i: int, graph: Collection[Edge]
+) -> _Reason | None:
+    """Find an input that was made from a tensor in the graph, as a slice of one is."""
+    at = edge_of(arguments.inputs.values[i])
+    # The nearest come first.
+    source = next((it for it in edges_behind([at]) if it in graph), None)
+    if source is None:
+        return None
+    name = _name_at(source, arguments.frames)
+    origin = _described(source, name)
+    intent = (
+        f"Differentiate with respect to {origin} and take that part of its gradient, "
+        f"or make {arguments.inputs.places[i]} first and compute the output from it."
+    )
+    said = f"It was made (by {at[0].name()}) from {origin}, which is."
+    return _Reason(said, intent, name)
+
+
+def _in_memory_of_leaf(
+    arguments: Arguments, i: int, leaves: Sequence[Tensor]
+) -> _Reason | None:
+    """Find an input that has the memory of a leaf in the graph."""
+    twin = _twin(leaves, arguments.inputs.values[i])
+    if twin is None:
+        return None
+    name = _name_at(edge_of(twin), arguments.frames)
+    origin = _described(edge_of(twin), name)
+    said = f"It has the memory of {origin}, which is."
+    return _Reason(said, f"Pass {origin} itself.", name)
+
+
+def _outputs_are_leaves(arguments: Arguments) -> _Reason | None:
+    """Find outputs that are all leaves: they lead to no input."""
+    outputs, inputs = arguments.outputs, arguments.inputs.values
+    if not outputs.values or not all(is_made_anew(it, inputs) for it in outputs.values):
+        return None
+    said = LEAF.format(called(outputs, 0, arguments.frames))
+    is_view = leaf_of(edge_of(outputs.values[0])[0]) is None
+    return _Reason(said, _VIEW_WITHOUT_GRAPH if is_view else LEADS_NOWHERE)
+
+
+def _not_reached(arguments: Arguments, leaves: Sequence[Tensor]) -> _Reason:
+    """Say where the graph ends instead, and how to go on without that input."""
+    if arguments.materialize_grads:
+        fix = recomputed(arguments, allow_unused=True, materialize_grads=None)
+        return _Reason("", _NO_ZEROS, fix=fix)
+    said = _ends(leaves, arguments.frames)
+    if has_reentrant_checkpoint(arguments.outputs.values):
+        return _Reason(said, _HIDDEN)
+    return _Reason(said, _WAS_IT_USED, fix=recomputed(arguments, allow_unused=True))
+
+
+_NO_ZEROS = "torch makes no zeros for an edge. Let it give None, or pass tensors."
 
 _WAS_IT_USED = (
     "Was its layer called, while it required grad, and the result used? If the output "

@@ -125,15 +125,12 @@ def multiply(arguments: Arguments) -> Product:
 
 
 def _own_names(arguments: Arguments) -> dict[str, str]:
-    every = (arguments.outputs, arguments.inputs, arguments.grad_outputs)
-    pairs = [
-        pair
-        for argument in every
-        for pair in zip(
-            argument.spelled, own_names(arguments, argument.letter), strict=False
-        )
-    ]
-    return {name: own for name, own in pairs if own != name}
+    return {
+        name: own
+        for letter, it in arguments.by_letter.items()
+        for name, own in zip(it.spelled, own_names(arguments, letter), strict=False)
+        if own != name
+    }
 
 
 @contextmanager

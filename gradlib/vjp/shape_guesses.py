@@ -5,6 +5,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from gradlib.shapes import broadcasts
 from gradlib.vjp.arguments import Argument, Arguments, Shape, shape_of
 from gradlib.vjp.fixes import ONES_MEAN, weights
 
@@ -33,7 +34,7 @@ def guess(arguments: Arguments, i: int, given: Shape, wanted: Shape) -> tuple[st
         words, expression = f"{list(given)} is the shape of {place}. {ONES_MEAN}", ones
     elif arguments.grad_outputs.values[i].layout != torch.strided:
         words, expression = ONES_MEAN, ones
-    if _broadcasts(given, wanted):
+    if broadcasts(given, wanted):
         words = f"Only broadcasting would make it fit. {words}"
     return words, f"{{v}} = {expression}"
 
@@ -45,7 +46,7 @@ def _meant(given: Shape, wanted: Shape, like: str) -> tuple[str, str] | None:
         return "It has the right number of entries.", f"{{v}}.reshape{like}"
     if not given:
         return "Likely meant: this weight for every entry.", f"{{v}}.expand{like}"
-    if _broadcasts(given, wanted):
+    if broadcasts(given, wanted):
         return "Likely meant: these weights, repeated.", f"{{v}}.expand{like}"
     if given == wanted[: len(given)]:
         rest = len(wanted) - len(given)
@@ -69,8 +70,3 @@ def _place_of_shape(argument: Argument, shape: Shape) -> str:
     """Return the place of the first entry that has a shape, or ``""``."""
     pairs = zip(argument.places, argument.values, strict=True)
     return next((place for place, it in pairs if shape_of(it) == shape), "")
-
-
-def _broadcasts(given: Shape, wanted: Shape) -> bool:
-    pairs = zip(reversed(given), reversed(wanted), strict=False)
-    return len(given) <= len(wanted) and all(a in (1, b) for a, b in pairs)

@@ -74,18 +74,13 @@ def own_names(arguments: Arguments, letter: str) -> tuple[str, ...]:
         letter: ``"y"`` for outputs, ``"x"`` for inputs, ``"v"`` for grad_outputs.
     """
     with suppress(Exception):
-        argument = _by_letter(arguments)[letter]
+        argument = arguments.by_letter[letter]
         written = expressions_by_letter(arguments)[letter]
         if _is_path(written.node):
             return replace(argument, letter=written.text).spelled
         if all(_is_path(it.node) for it in written.entries):
             return tuple(it.text for it in written.entries)
     return ()
-
-
-def _by_letter(arguments: Arguments) -> dict[str, Argument]:
-    every = (arguments.outputs, arguments.inputs, arguments.grad_outputs)
-    return {it.letter: it for it in every}
 
 
 def expressions_by_letter(arguments: Arguments) -> dict[str, Expression]:
@@ -109,7 +104,7 @@ def _spellings(
         frame: The caller's frame.
         others: Other expressions that the code contains.
     """
-    by_letter, written = _by_letter(arguments), expressions_by_letter(arguments)
+    by_letter, written = arguments.by_letter, expressions_by_letter(arguments)
     own = {k: _own(it, written.get(k), frame) for k, it in by_letter.items()}
     taken = {
         node.id

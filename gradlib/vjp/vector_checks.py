@@ -12,7 +12,7 @@ from gradlib.subclasses import is_of_other_class
 from gradlib.vjp.arguments import Argument, Arguments, Form, form_of, shape_of, short
 from gradlib.vjp.connection import LEADS_NOWHERE, LEAF, is_made_anew
 from gradlib.vjp.diagnosis import Diagnosis, together
-from gradlib.vjp.fixes import all_ones, call, recomputed, spelled_form, weights
+from gradlib.vjp.fixes import call, recomputed, spelled_form, weights, with_ones
 from gradlib.vjp.layout_checks import check_layout
 from gradlib.vjp.shape_guesses import guess
 from gradlib.vjp.tensor_names import called
@@ -65,9 +65,14 @@ def _check_presence(arguments: Arguments, i: int, form: Form) -> Diagnosis | Non
         what += f" {LEAF.format('It')}"
         fix = recomputed(arguments, "y = f(x)")
         return Diagnosis("GL101", what, LEADS_NOWHERE, fix)
-    code, fix = "GL101", ""
+    return _without_weights(arguments, i, what)
+
+
+def _without_weights(arguments: Arguments, i: int, what: str) -> Diagnosis:
+    """Explain an output of several entries that has no weights."""
+    outputs = arguments.outputs
     of_mean = call(arguments, "", outputs="y.mean()") * _has_a_mean(outputs)
-    if _is_gathered(output):
+    if _is_gathered(outputs.values[i]):
         code, fix = "GL113", of_mean
         what += " It was put together from single numbers, or from several GPUs."
         intent = (
@@ -75,12 +80,13 @@ def _check_presence(arguments: Arguments, i: int, form: Form) -> Diagnosis | Non
             "weight for each entry, v."
         )
     elif arguments.accumulates and of_mean:
-        fix = of_mean
+        code, fix = "GL101", of_mean
         intent = (
             "A loss is one number: take the mean() of its entries, or the sum(). For "
             "anything else, pass a weight for each entry: backward(v)."
         )
     else:
+        code, fix = "GL101", ""
         intent = (
             "Weights of one give the gradient of the output's sum, which is not dy/dx. "
             "A one among zeros gives one row of the Jacobian. Of a loss, take the "
@@ -102,7 +108,7 @@ def _complex_number(arguments: Arguments, i: int, place: str) -> Diagnosis:
 def _with_ones(found: Diagnosis, arguments: Arguments, i: int) -> Diagnosis:
     """Add the code that gives an output weights of one, or all if none has any."""
     if arguments.outputs.several and not arguments.grad_outputs.is_given:
-        return replace(found, fix=f"{all_ones(arguments)}\n{call(arguments, 'v')}")
+        return replace(found, fix=with_ones(arguments))
     line = f"{{v}} = {weights(arguments.outputs.values[i])}"
     return replace(found, mends={i: line})
 

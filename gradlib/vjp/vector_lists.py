@@ -12,11 +12,11 @@ from gradlib.vjp.diagnosis import Diagnosis, together
 from gradlib.vjp.fixes import (
     ONES_MEAN,
     ORIGINAL,
-    all_ones,
     call,
     recomputed,
     spelled_form,
     weights,
+    with_ones,
 )
 from gradlib.vjp.kind_checks import kind_of
 from gradlib.vjp.source import expressions
@@ -67,7 +67,7 @@ def check_count(arguments: Arguments) -> Diagnosis | None:
                 "Several outputs are differentiated as one sum, each times its own "
                 "weights."
             )
-        fix = f"{all_ones(arguments)}\n{call(arguments, 'v')}"
+        fix = with_ones(arguments)
     elif are_rows(arguments):
         silently = "torch uses the first alone, silently. "
         intent = (
@@ -98,7 +98,7 @@ def _not_a_tensor(arguments: Arguments, i: int) -> Diagnosis:
         fix = recomputed(replace(arguments, grad_outputs=without), **kept)
     elif _are_unpaired(arguments):
         intent = "Each output needs weights of its own, of its shape."
-        fix = f"{all_ones(arguments)}\n{call(arguments, 'v')}"
+        fix = with_ones(arguments)
     else:
         return _of_one_output(arguments, i, what)
     return Diagnosis("GL104", f"{what}.", intent, fix)
