@@ -95,7 +95,7 @@ def test_the_total_counts_uses_outside_a_checkpoint(
         def forward(self, x: Tensor) -> Tensor:
             h = self.fc(x)
             y = checkpoint(self.inner, h, use_reentrant=use_reentrant)
-            return 3 * h + y  # pyright: ignore (checkpoint is not typed)
+            return 3 * h + y
 
     model, x = Residual(), torch.randn(4, 3)
     plain = copy.deepcopy(model)

@@ -85,7 +85,7 @@ def hook_before(module: nn.Module) -> None:
 
 def put_in(module: Any) -> None:
     forward = module.forward
-    module.forward = lambda x: forward(x) + torch.randn(4)  # pyright: ignore (put in)
+    module.forward = lambda x: forward(x) + torch.randn(4)
 
 
 @pytest.mark.parametrize("noisy", [hook, hook_before, put_in])
@@ -214,7 +214,7 @@ def test_a_weight_that_another_module_computes(kind: type[Any]) -> None:
 
 def times(factor: int, module: Any) -> None:
     forward = type(module).forward
-    module.forward = lambda x: forward(module, x) * factor  # pyright: ignore (put in)
+    module.forward = lambda x: forward(module, x) * factor
 
 
 def test_a_forward_that_is_put_in_between_forwards() -> None:

@@ -208,7 +208,7 @@ def test_a_retained_grad_of_a_subclass_is_not_touched() -> None:
 def test_grads_are_kept_where_a_backward_raises() -> None:
     class Fails(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004 # pyright: ignore (torch's form)
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004 (torch's form)
             return x.clone()
 
         @staticmethod
