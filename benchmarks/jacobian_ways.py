@@ -3,6 +3,9 @@
 Each takes a network and a batch and returns ``(batch, *out, *in)``, as a view or not.
 """
 
+# Where the others are installed, their imports are no errors to ignore.
+# pyright: reportUnnecessaryTypeIgnoreComment=false
+
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass

@@ -1,5 +1,8 @@
 """Other projects' recorders. They are used if they are installed."""
 
+# Where the others are installed, their imports are no errors to ignore.
+# pyright: reportUnnecessaryTypeIgnoreComment=false
+
 import importlib.metadata
 import warnings
 from collections.abc import Generator

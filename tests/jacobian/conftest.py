@@ -22,9 +22,9 @@ FINDING = {
 
 
 @pytest.fixture(autouse=True)
-def _no_plans_of_other_tests() -> None:  # pyright: ignore (pytest uses it)
+def _no_plans_of_other_tests() -> None:
     """Have each test make its plans itself, as it may change what these depend on."""
-    drawing._kept.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    drawing._kept.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,7 +14,7 @@ from . import operations
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _kernels_of_a_gpu() -> Iterator[None]:  # pyright: ignore (pytest uses it)
+def _kernels_of_a_gpu() -> Iterator[None]:
     """Bring a CPU the kernels that only GPUs have, in float64 too."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("_scaled_dot_product_efficient_attention", operations.attend, "CPU")
@@ -30,7 +30,7 @@ def _kernels_of_a_gpu() -> Iterator[None]:  # pyright: ignore (pytest uses it)
 
 
 @pytest.fixture(autouse=True)
-def _all_digits() -> Iterator[None]:  # pyright: ignore (pytest uses it)
+def _all_digits() -> Iterator[None]:
     """Have the convolutions of a GPU multiply with all digits of float32."""
     if torch.get_default_device().type == "cpu":
         yield
@@ -40,7 +40,7 @@ def _all_digits() -> Iterator[None]:  # pyright: ignore (pytest uses it)
 
 
 @pytest.fixture(autouse=True)
-def _every_chain_is_held_against_a_fresh_one(  # pyright: ignore (pytest uses it)
+def _every_chain_is_held_against_a_fresh_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Hold what is recalled of a chain against what is found anew, at every call."""

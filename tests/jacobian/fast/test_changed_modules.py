@@ -77,7 +77,7 @@ class Ordered(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = torch.tanh(layer(x))  # pyright: ignore (any)
+            x = torch.tanh(layer(x))
         return x
 
 

@@ -362,7 +362,7 @@ def test_layers_of_a_list_are_those_of_their_names() -> None:
         layers.add_module(name, nn.Linear(4, 4).double())
 
     def fn(x: Tensor) -> Tensor:
-        return layers[-1](torch.tanh(layers[0](x)))  # pyright: ignore (any)
+        return layers[-1](torch.tanh(layers[0](x)))
 
     assert chain(fn, x) is not None
     require_same(fn, x)

@@ -326,7 +326,7 @@ def test_what_torch_refuses() -> None:
     net, x = make(), double(5, 4)
     fns: list[Function] = [
         lambda x: net.single(x).squeeze(True),
-        lambda x: net.single(x)[:, 0.0],  # pyright: ignore (wrong)
+        lambda x: net.single(x)[:, 0.0],
         lambda x: net.third(cast(Any, torch).relu(x, True)),
         lambda x: net.third(F.dropout(x, 2.0, training=False)),
         lambda x: net.third(x.view(3, -1)),

@@ -30,7 +30,7 @@ BATCH = 4
 
 
 @pytest.fixture(autouse=True)
-def _always_worth_it(  # pyright: ignore (pytest uses it)
+def _always_worth_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(by_sample, "LEAST", 0)
@@ -41,8 +41,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the list of the chunks that it was taken with, and proven, as it is."""
     chunks: list[int] = []
     tried: list[int] = []
-    write: Any = BySample._write  # pyright: ignore (where each try passes)
-    shortened: Any = compute._shortened  # pyright: ignore (where it is proven)
+    write: Any = BySample._write
+    shortened: Any = compute._shortened
 
     def noted(self: BySample, blocks: Any, chunk: int) -> None:
         tried.append(chunk)
@@ -64,7 +64,7 @@ def flat(found: Any) -> dict[str, Tensor]:
     if isinstance(found, dict):
         return {
             f"{name}.{more}": tensor
-            for name, inside in found.items()  # pyright: ignore (names to anything)
+            for name, inside in found.items()
             for more, tensor in flat(inside).items()
         }
     return {"": found}
@@ -310,7 +310,7 @@ def test_nets_that_are_drawn(
     seed_all(0)
     before = len(taken)
     with pytest.MonkeyPatch.context() as patch:
-        real: Any = by_sample._found  # pyright: ignore (its chunk is the test's)
+        real: Any = by_sample._found
 
         def with_rows(*given: Any) -> Any:
             found = real(*given)
@@ -337,7 +337,7 @@ class Twice(nn.Module):
 
 def tied() -> nn.Module:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-    model[2].weight = model[0].weight  # pyright: ignore (a module's attribute)
+    model[2].weight = model[0].weight
     return model
 
 
@@ -461,7 +461,7 @@ def test_it_is_not_taken_for_one_sample(taken: list[int]) -> None:
 def test_some_of_a_layer_may_be_frozen(taken: list[int]) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     for frozen in (model[0].weight, model[2].bias):
-        frozen.requires_grad_(False)  # pyright: ignore (a module's attribute)
+        frozen.requires_grad_(False)
     require_same(model, double(BATCH, 3))
     assert taken
 
@@ -570,7 +570,7 @@ class OneByOne(torch.autograd.Function):
     """Has no rule for batched values."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore (its base's *args)
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         """Return the square."""
         ctx.save_for_backward(x)
         return x * x
@@ -587,7 +587,7 @@ class Squared(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return it."""
-        return OneByOne.apply(x)  # pyright: ignore (torch says nothing of it)
+        return OneByOne.apply(x)
 
 
 def test_what_cannot_work_on_batched_values(taken: list[int]) -> None:
@@ -600,7 +600,7 @@ class Refusing(OneByOne):
     """Goes back from random numbers only, as a look asks it to."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore (the same)
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         """Return the gradient."""
         if (grad == 1).all():
             raise RuntimeError("it is refused")
@@ -609,14 +609,14 @@ class Refusing(OneByOne):
 
 def test_one_row_is_not_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    write: Any = BySample._write  # pyright: ignore (where each try passes)
+    write: Any = BySample._write
 
     def noted(self: BySample, blocks: Any, chunk: int) -> None:
         tried.append(chunk)
         write(self, blocks, chunk)
 
     monkeypatch.setattr(BySample, "_write", noted)
-    model = Of(lambda x, w: Refusing.apply(x @ w), (3, 1))  # pyright: ignore (untyped)
+    model = Of(lambda x, w: Refusing.apply(x @ w), (3, 1))
     require_same(model.double(), double(BATCH, 3))
     assert tried == [1]
 

@@ -97,7 +97,7 @@ def test_second_derivatives(name: str) -> None:
 @pytest.mark.parametrize("contiguous", [torch.contiguous_format, torch.channels_last])
 def test_vectors_in_any_order(contiguous: torch.memory_format) -> None:
     x = double(2, 4, 6, 8).contiguous(memory_format=contiguous)
-    step, y = through_maps._CHANNELS_LAST.steps[nn.AvgPool2d](nn.AvgPool2d(2), x)  # pyright: ignore (private)
+    step, y = through_maps._CHANNELS_LAST.steps[nn.AvgPool2d](nn.AvgPool2d(2), x)
     v = double(2, 3, *y.shape[1:])
     every = [
         v,
@@ -333,7 +333,7 @@ def test_what_is_replaced_and_not_used(
 
 @pytest.mark.cpu  # whose memory is counted
 def test_no_memory_but_that_of_the_result() -> None:
-    step, y = through_maps._CHANNELS_LAST.steps[nn.AvgPool2d](  # pyright: ignore (private)
+    step, y = through_maps._CHANNELS_LAST.steps[nn.AvgPool2d](
         nn.AvgPool2d(3, 2, 1), torch.randn(4, 8, 32, 32)
     )
     v = torch.randn(4, 5, *y.shape[1:])

@@ -114,7 +114,7 @@ def _convolving() -> nn.Sequential:
 
 def recalls(fn: Any, x: Tensor) -> bool:
     """Tell whether a chain is recalled, and has been noted before."""
-    known = recalled._known_of(fn)  # pyright: ignore[reportPrivateUsage] (looked at)
+    known = recalled._known_of(fn)
     return known is not None and recalled.recalled(known, fn, x) is not None
 
 

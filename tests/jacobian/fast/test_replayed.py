@@ -43,7 +43,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def _own_chains(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore (pytest's)
+def _own_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Find chains as a user's calls do: without what holds them against fresh ones."""
     monkeypatch.setattr(find, "chain_of", recalled.chain_of)
 

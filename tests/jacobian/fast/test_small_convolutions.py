@@ -217,7 +217,7 @@ def test_channels_stay_first_on_the_way(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     are_first: list[bool] = []
-    steps = through_maps._CHANNELS_FIRST.steps  # pyright: ignore[reportPrivateUsage] (watched)
+    steps = through_maps._CHANNELS_FIRST.steps
     grouped = steps[nn.GroupNorm]
 
     def noting(module: nn.GroupNorm, x: Tensor) -> Any:

@@ -47,7 +47,7 @@ from .operations import (
 
 
 @pytest.fixture(autouse=True)
-def _few_rows_will_do(  # pyright: ignore (pytest uses it)
+def _few_rows_will_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stacked, "ROWS", 1)
@@ -234,7 +234,7 @@ UNKNOWN: dict[str, Function] = {
         x.transpose(1, 2), None, None, training=True
     ),
     "written into": written_into,
-    "somebody's own": lambda x: Own.apply(x),  # pyright: ignore  # it has no type
+    "somebody's own": lambda x: Own.apply(x),
     "dtypes": lambda x: x.float().sin().double(),
     "a weight from the input": lambda x: F.conv1d(x, x.sin()),
     "single numbers": lambda x: torch.stack([it.exp() * it[0, 0].sum(0) for it in x]),

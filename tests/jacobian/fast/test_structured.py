@@ -43,7 +43,7 @@ AMPLE = 10**12
 
 
 @pytest.fixture(autouse=True)
-def _always_worth_it(  # pyright: ignore (pytest uses it)
+def _always_worth_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(structured, "WORTH", 0)
@@ -233,7 +233,7 @@ UNKNOWN: dict[str, Function] = {
         x.transpose(1, 2), None, None, training=True
     ),
     "written into": written_into,
-    "somebody's own": lambda x: Own.apply(x),  # pyright: ignore  # it has no type
+    "somebody's own": lambda x: Own.apply(x),
     "sorted": lambda x: x.sort(1).values,
     "cumulative": lambda x: x.cumsum(1),
     "dtypes": lambda x: x.float().sin().double(),
