@@ -164,10 +164,11 @@ def test_it_records_what_it_says(name: str, kind: str) -> None:
             assert_close(found, values, msg=message)
 
 
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [pair for pair in PAIRS if pair[0] != "captum"],  # which gives none
+)
 def test_it_records_the_gradients_of_the_parameters(name: str, kind: str) -> None:
-    if name == "captum":
-        pytest.skip("captum gives none")
     net = NETS[kind]()
     wanted = expected(net, shares=False)
     seen = use(present(name), net)

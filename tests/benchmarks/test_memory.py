@@ -5,10 +5,8 @@ from torch import Tensor
 from benchmarks.memory import Memory, measure_memory
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_it_counts_what_is_allocated_and_what_is_held(kind: str) -> None:
-    if kind == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no GPU")
     device = torch.device(kind)
     before = torch.zeros(1024, device=device)
 

@@ -73,10 +73,8 @@ def test_spread() -> None:
     }
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_milliseconds_runs_the_call_once(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no GPU")
     calls: list[int] = []
     assert timing.milliseconds(lambda: calls.append(0), torch.device(device)) >= 0
     assert len(calls) == 1

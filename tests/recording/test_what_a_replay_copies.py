@@ -195,9 +195,8 @@ def test_the_class_and_attributes_of_a_tensor(kind: type[nn.Module]) -> None:
     assert recording.verify().skipped == ()
 
 
+@pytest.mark.cpu  # whose memory an array shows
 def test_an_array_of_a_weight_follows_it_and_shows_nothing_that_is_freed() -> None:
-    if torch.get_default_device().type != "cpu":
-        pytest.skip("NumPy shows memory of a CPU")
     layer = nn.Linear(64, 64)
     array = layer.weight.detach().numpy()
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
