@@ -47,7 +47,7 @@ class Passes:
         within: int | None,
         *,
         part: Part | None = None,
-        is_output: bool = False,
+        is_output: bool,
     ) -> Tap:
         """Take the gradient of `tensor` as it is now, all its uses together.
 
