@@ -38,8 +38,10 @@ def passes_elsewhere(behind: int = 0, ahead: int = 0) -> Iterator[None]:
         patch.setattr(torch.autograd.graph, "_engine_run_backward", run)
         patch.setattr(torch.autograd, "_engine_run_backward", run)
         patch.setattr("gradlib.private.passes._BEGINS_PASSES", run.__code__)
-        patch.setattr("gradlib.recorder.graph.is_passed_elsewhere", lambda _: True)
-        patch.setattr("gradlib.recorder.graph.has_accelerator", lambda: True)
+        patch.setattr(
+            "gradlib.recorder.forward_graph.is_passed_elsewhere", lambda _: True
+        )
+        patch.setattr("gradlib.recorder.forward_graph.has_accelerator", lambda: True)
         yield
 
 

@@ -12,10 +12,10 @@ from torch.autograd.graph import Node
 
 from gradlib.hook_reports.copying import computed, stands_for_another
 from gradlib.hook_reports.trial import Trial, differentiable
+from gradlib.node_order import leads_to_newer
 from gradlib.private.modules import own_buffers, own_parameters
 from gradlib.private.nodes import leaf_of, sequence_number
 from gradlib.private.tensors import is_stand_in
-from gradlib.recorder.graph import leads_to_newer
 from gradlib.recording.past_attributes import OF_TORCH
 from gradlib.selection import COMPILED
 from gradlib.tree import Tree

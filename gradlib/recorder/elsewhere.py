@@ -25,8 +25,9 @@ from gradlib.private.passes import (
     pass_is_compiled,
     pass_outputs,
 )
+from gradlib.recorder.ends import End, Key, leaf_behind
+from gradlib.recorder.forward import Forward
 from gradlib.recorder.frame import Frame
-from gradlib.recorder.graph import End, Forward, Key, leaf_behind
 from gradlib.recorder.node_hooks import NodeHooks
 from gradlib.recorder.second_order import Receiver
 from gradlib.recording.trace import Grads

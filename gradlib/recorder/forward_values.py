@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.private.nodes import CtcLoss
-from gradlib.recorder.graph import End, end_of
+from gradlib.recorder.ends import End, end_of
 from gradlib.recorder.tap import Tap
 from gradlib.recorder.views import Region, base_of
 from gradlib.recording.kept import UNKNOWN

@@ -14,8 +14,9 @@ from torch.autograd.graph import Node
 from gradlib.private.modes import unseen
 from gradlib.private.modules import is_of_torch
 from gradlib.private.nodes import LAID_OUT, dtype_at, sequence_number
+from gradlib.recorder.ends import End
+from gradlib.recorder.forward_graph import Cast, ForwardGraph, Made
 from gradlib.recorder.forward_values import Value
-from gradlib.recorder.graph import Cast, End, ForwardGraph, Made
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.second_order import OfView, Part, Receiver
 from gradlib.recording.trace import CallTrace, Flow, Grads

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from torch import nn
 
 from gradlib.private.modules import modules_in, own_buffers, own_parameters
-from gradlib.recorder.graph import End
+from gradlib.recorder.ends import End
 from gradlib.recording.trace import Grads
 
 Parameters: TypeAlias = dict[str, tuple[nn.Parameter, End, Grads]]

@@ -1,6 +1,7 @@
 """The gradient that a call itself adds to one output, by making another one of it."""
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -13,11 +14,33 @@ from gradlib.private.passes import (
     gradients_have_values,
 )
 from gradlib.recorder.attached import Attached, kept_from_compile
+from gradlib.recorder.ends import End
+from gradlib.recorder.forward_graph import ForwardGraph
 from gradlib.recorder.second_order import made_to
 from gradlib.values import keep
 
 Inner: TypeAlias = tuple[Tensor, Tensor | None]
 """The sum of such gradients, and the tensor that came, if it was a single one."""
+
+
+def inner_edges(
+    roots: list[Node], since: int, ends: Collection[End]
+) -> list[tuple[Node, int, End]]:
+    """Return the edges inside a call that lead to one of its outputs, with that end.
+
+    Args:
+        roots: The nodes of the call's outputs.
+        since: autograd's sequence number when the call began.
+        ends: Where the gradients of the outputs go.
+    """
+    graph = ForwardGraph()
+    graph.since, graph.roots = since, roots
+    graph.walk()
+    return [
+        (node, entry, end)
+        for end in ends
+        for _, node, entry, _ in graph.leading_to(end, since, sys.maxsize)
+    ]
 
 
 class InnerHook:

@@ -39,9 +39,9 @@ from gradlib.recorder.checkpoints import (
     checkpoint_around,
     is_reentrant,
 )
+from gradlib.recorder.forward_graph import ForwardGraph
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.gathering import Gathering
-from gradlib.recorder.graph import ForwardGraph
 from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.parameter_hooks import ParameterHooks
 from gradlib.recorder.pass_moments import note_when

@@ -3,8 +3,8 @@
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from gradlib.recorder.ends import end_of
 from gradlib.recorder.frame import Frame
-from gradlib.recorder.graph import end_of
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.passes import Passes
 from gradlib.recorder.tap import Tap

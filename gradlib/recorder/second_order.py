@@ -19,7 +19,7 @@ from gradlib.private.nodes import (
     next_sequence_number,
     sequence_number,
 )
-from gradlib.recorder.graph import End, end_of
+from gradlib.recorder.ends import End, end_of
 from gradlib.recorder.views import Region
 from gradlib.recording.trace import Flow, Grads
 

@@ -11,12 +11,11 @@ from gradlib.private.modes import unseen
 from gradlib.private.passes import backward_pass_id
 from gradlib.recorder.forward_values import Base, Value
 from gradlib.recorder.frame import Frame
-from gradlib.recorder.graph import inner_edges, overwriting
-from gradlib.recorder.inner import Inner
+from gradlib.recorder.inner import Inner, inner_edges
 from gradlib.recorder.passes import Passes
 from gradlib.recorder.second_order import Part, Receiver
 from gradlib.recorder.tap import Tap
-from gradlib.recorder.views import Region, watch
+from gradlib.recorder.views import Region, overwriting, watch
 from gradlib.recording.trace import Grads
 
 Views: TypeAlias = list[tuple[Value, Tap, Tap]]

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
+from gradlib.edges import Edge
 from gradlib.private.modes import no_classes_of_tensors, unseen
+from gradlib.private.nodes import CopySlices, sequence_number
 from gradlib.private.tensors import negative_view
 
 
@@ -102,3 +105,29 @@ def watch(tensor: Tensor) -> Callable[[], bool]:
         probe.data = nothing  # the version counter stays the tensor's
     version = probe._version
     return lambda: probe._version != version
+
+
+def overwriting(base: Tensor, end: Edge) -> list[Node]:
+    """Return the nodes through which views of a tensor were overwritten.
+
+    Args:
+        base: The tensor, as it is now.
+        end: Where its gradient went before it was overwritten.
+    """
+    found: list[Node] = []
+    seen: set[Node] = set()
+    stack = [base.grad_fn]
+    while stack:
+        node = stack.pop()
+        if (
+            node is None
+            or node in seen
+            or sequence_number(node) < sequence_number(end[0])
+        ):
+            continue
+        seen.add(node)
+        edges = node.next_functions
+        if type(node) is CopySlices and edges[0] == end:
+            found.append(node)
+        stack += [target for target, _ in edges]
+    return found

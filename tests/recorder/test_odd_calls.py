@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlib
 from gradlib import values
-from gradlib.recorder import module_calls
+from gradlib.recorder import forward_graph, module_calls
 from gradlib.recorder.attached import Attached
 from gradlib.recording import notes
 
@@ -119,7 +119,7 @@ def test_what_another_thread_has_left_is_no_part_of_a_call(
 ) -> None:
     if has_accelerator:  # whose passes may have made nodes in its own thread
         for name in ("has_accelerator", "is_passed_elsewhere"):
-            monkeypatch.setattr(f"gradlib.recorder.graph.{name}", lambda *_: True)
+            monkeypatch.setattr(forward_graph, name, lambda *_: True)
     model = Accumulates()
     y = torch.ones(0)
     with gradlib.record(model) as recording:

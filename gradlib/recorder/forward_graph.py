@@ -1,33 +1,26 @@
 """The part of the autograd graph that one forward made, and each call in it."""
 
-import sys
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 from torch.autograd.graph import Node
 
-from gradlib.edges import Edge, edges_of
+from gradlib.edges import Edge
+from gradlib.node_order import leads_to_later, leads_to_newer
 from gradlib.private.modes import any_autocast
 from gradlib.private.nodes import (
     AccumulateGrad,
-    CopySlices,
     ToCopy,
-    leaf_of,
     next_sequence_number,
     sequence_number,
 )
 from gradlib.private.passes import has_accelerator, is_passed_elsewhere
-from gradlib.recording.trace import Flow, Grads
-
-End: TypeAlias = Edge | int
-"""Where a gradient goes: an edge of the graph, or the id of a leaf."""
+from gradlib.recorder.ends import End, leaf_behind
+from gradlib.recorder.forward import Forward
 
 Cast: TypeAlias = tuple[Edge, torch.dtype]
 """An edge into the cast of a leaf, and the dtype of the leaf."""
@@ -35,44 +28,6 @@ Cast: TypeAlias = tuple[Edge, torch.dtype]
 Made: TypeAlias = tuple[int, Node, int, Cast | None]
 """An edge that a forward made: the sequence number of its node, the node, its index in
 ``next_functions`` and, where it is listed under a leaf that is cast, the cast."""
-
-
-Key: TypeAlias = tuple[int, int] | int
-"""An `End` that holds no node, but the node's sequence number."""
-
-
-@dataclass(slots=True)
-class Forward:
-    """What is remembered of a forward when its graph is let go.
-
-    Attributes:
-        since: autograd's sequence number when it began.
-        until: autograd's sequence number when its last call returned.
-        thread: The number of the thread that ran it, and counted these.
-        numbers: The sequence numbers of the nodes that were walked.
-        hooked: Those of other nodes that the calls made, hooked when a pass met them.
-        calls: For each call its first sequence number, the first after it, where the
-            gradients of its inputs and parameters are gathered, and its flow.
-    """
-
-    since: int
-    until: int = 0
-    thread: int = field(default_factory=threading.get_ident)
-    numbers: set[int] = field(default_factory=set[int])
-    hooked: set[int] = field(default_factory=set[int])
-    calls: list[tuple[int, int, dict[Key, Grads], Flow]] = field(
-        default_factory=list[tuple[int, int, dict[Key, Grads], Flow]]
-    )
-
-
-def end_of(tensor: Tensor) -> End:
-    """Return where the gradient of `tensor` goes."""
-    node = tensor.grad_fn
-    return id(tensor) if node is None else (node, tensor.output_nr)
-
-
-FAR = 10_000
-"""How many nodes `leads_to_newer` goes through at most."""
 
 
 class ForwardGraph:
@@ -190,7 +145,7 @@ class ForwardGraph:
         The highest number does not tell: two threads may have counted about as far.
         """
         new = islice(reversed(self._walked), len(self._walked) - self._in_order)
-        if any(map(_leads_to_later, new)):
+        if any(map(leads_to_later, new)):
             return True
         self._in_order = len(self._walked)
         return False
@@ -248,91 +203,3 @@ class ForwardGraph:
 
 
 _number_of: Callable[[Made], int] = itemgetter(0)
-
-
-def _leads_to_later(node: Node) -> bool:
-    """Tell whether a node leads to one whose number is not lower."""
-    number = sequence_number(node)
-    return any(
-        sequence_number(it) >= number
-        for it, _ in edges_of(node)
-        if type(it) is not AccumulateGrad  # it has no such number
-    )
-
-
-def leads_to_newer(
-    nodes: Iterable[Node], since: int, known: Collection[Node] = ()
-) -> bool:
-    """Tell whether nodes that are older by their numbers lead to a newer one.
-
-    A node that really is older never does. One that a pass with ``create_graph=True``
-    makes of a GPU's tensors does: a thread of the device counts its number.
-
-    Args:
-        nodes: The nodes.
-        since: autograd's sequence number when the forward began.
-        known: Nodes that are older whatever their numbers: the search stops there.
-    """
-    seen, stack = {*known}, [*nodes]
-    far = len(seen) + FAR
-    while stack and len(seen) < far:
-        node = stack.pop()
-        if node in seen or type(node) is AccumulateGrad:  # it has no such number
-            continue
-        if sequence_number(node) >= since:
-            return True
-        seen.add(node)
-        stack += [target for target, _ in edges_of(node)]
-    return False
-
-
-def inner_edges(
-    roots: list[Node], since: int, ends: Collection[End]
-) -> list[tuple[Node, int, End]]:
-    """Return the edges inside a call that lead to one of its outputs, with that end.
-
-    Args:
-        roots: The nodes of the call's outputs.
-        since: autograd's sequence number when the call began.
-        ends: Where the gradients of the outputs go.
-    """
-    graph = ForwardGraph()
-    graph.since, graph.roots = since, roots
-    graph.walk()
-    return [
-        (node, entry, end)
-        for end in ends
-        for _, node, entry, _ in graph.leading_to(end, since, sys.maxsize)
-    ]
-
-
-def overwriting(base: Tensor, end: Edge) -> list[Node]:
-    """Return the nodes through which views of a tensor were overwritten.
-
-    Args:
-        base: The tensor, as it is now.
-        end: Where its gradient went before it was overwritten.
-    """
-    found: list[Node] = []
-    seen: set[Node] = set()
-    stack = [base.grad_fn]
-    while stack:
-        node = stack.pop()
-        if (
-            node is None
-            or node in seen
-            or sequence_number(node) < sequence_number(end[0])
-        ):
-            continue
-        seen.add(node)
-        edges = node.next_functions
-        if type(node) is CopySlices and edges[0] == end:
-            found.append(node)
-        stack += [target for target, _ in edges]
-    return found
-
-
-def leaf_behind(node: Node) -> Tensor | None:
-    """Return the leaf that `node` casts, or ``None``."""
-    target = node.next_functions[0][0]
-    return None if target is None else leaf_of(target)
