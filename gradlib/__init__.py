@@ -42,7 +42,8 @@ from gradlib.errors import (
     UnknownKindError,
     UnusedInputError,
 )
-from gradlib.hook_reports.report import HookEntry, HookKind, HookReport, hook_report
+from gradlib.hook_reports.hook_report import hook_report
+from gradlib.hook_reports.report import HookEntry, HookKind, HookReport
 from gradlib.jacobian.from_graph import per_sample_jacobian_from_graph
 from gradlib.jacobian.per_sample import per_sample_jacobian
 from gradlib.jacobian.plan import JacobianPlan

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradlib.edges import edge_of
+from gradlib.hook_reports.call_graph import read
 from gradlib.hook_reports.first_tensor import first_node
-from gradlib.hook_reports.graph import read
 from gradlib.hook_reports.hooks import ACCUMULATED, ON_LAST_NODE, SEVERAL, TENSOR, Got
 from gradlib.hook_reports.known import TOTAL, KnownGradients, gradients_of_idle
 from gradlib.hook_reports.last_node import last_node

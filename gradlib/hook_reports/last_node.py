@@ -9,8 +9,8 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from gradlib.edges import Edge
+from gradlib.hook_reports.call_graph import name_of
 from gradlib.hook_reports.first_tensor import first_node, first_tensor
-from gradlib.hook_reports.graph import name_of
 from gradlib.hook_reports.tensor_names import EndAt
 from gradlib.hook_reports.trial import Trial
 from gradlib.private.modules import own_parameters

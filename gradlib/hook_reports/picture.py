@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from gradlib.figure import message, require_axes
-from gradlib.hook_reports.graph import CallGraph, Key, Stream
+from gradlib.hook_reports.call_graph import CallGraph, Key, Stream
 from gradlib.hook_reports.hooks import FULL, LEGACY
 from gradlib.plot_graph import (
     ABOVE,

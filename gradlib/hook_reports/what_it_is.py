@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from gradlib.edges import Edge, edge_of
-from gradlib.hook_reports.graph import name_of
+from gradlib.hook_reports.call_graph import name_of
 from gradlib.hook_reports.hooked_call import HookedCall
 from gradlib.hook_reports.hooks import FULL, ON_LAST_NODE, Got
 from gradlib.hook_reports.naming import name_by_value

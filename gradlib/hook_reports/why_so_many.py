@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from gradlib.hook_reports.call_graph import name_of
 from gradlib.hook_reports.first_tensor import ENDLESS, first_tensor
-from gradlib.hook_reports.graph import name_of
 from gradlib.hook_reports.hooked_call import HookedCall
 from gradlib.hook_reports.hooks import (
     ACCUMULATED,
