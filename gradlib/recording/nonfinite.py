@@ -3,15 +3,13 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isnan
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from gradlib.errors import NotKeptError
-from gradlib.plain_tensors import is_inexact, wide
 from gradlib.recording.in_words import quoted
+from gradlib.recording.nan_or_inf import INF, NAN, kinds_in
 from gradlib.recording.order import rounds
 from gradlib.recording.places import (
     full_name,
@@ -24,9 +22,7 @@ from gradlib.recording.places import (
 )
 from gradlib.recording.trace import CallTrace, Key
 from gradlib.render import Printable, Table
-from gradlib.stats import TensorStats, count_nonfinite
-from gradlib.subclasses import UnknownToClassError, if_known
-from gradlib.tree import Tree
+from gradlib.stats import TensorStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +102,10 @@ def nonfinite_state(call: CallTrace) -> Mapping[str, int] | None:
     history = call.block.history
     if history is None or call.module is None:
         return call.nonfinite_state
-    if call.output is None or not any(map(_kinds, call.output.leaves)):
+    if call.output is None or not any(map(kinds_in, call.output.leaves)):
         return {}
     held = history.whole(call.module, call.moment)
-    return {name: kinds for name, it in held.items() if (kinds := _kinds(it.value))}
+    return {name: kinds for name, it in held.items() if (kinds := kinds_in(it.value))}
 
 
 class _Look:
@@ -241,10 +237,10 @@ class _Look:
 
     def _has(self, value: object) -> int:
         if not isinstance(value, Tensor):
-            return _kinds(value)
+            return kinds_in(value)
         known = self._known.get(id(value))
         if known is None:
-            known = self._known[id(value)] = value, _kinds(value)
+            known = self._known[id(value)] = value, kinds_in(value)
         return known[1]
 
 
@@ -288,46 +284,6 @@ def _in_pass(call: CallTrace, number: int, field: str, remark: str = "") -> Nonf
 
 REDUCED = " Or reduce made it, whose result this is."
 CAME = "It came with the gradient of the call's output"
-
-NAN, INF = 1, 2
-"""The bits of what a value has; it may have both."""
-
-
-def _kinds(value: object) -> int:
-    """Return the bits of what a value has; 0 for what is no number."""
-    match value:
-        case Tensor():
-            return _kinds_of_tensor(value)
-        case TensorStats():
-            # One NaN makes the norm NaN, whatever else is there.
-            return 0 if not value.nonfinite > 0 else NAN if isnan(value.norm) else INF
-        case float() | complex() | np.inexact():
-            return _bits(np.isnan(value), np.isinf(value))
-        case np.ndarray() if value.dtype.kind in "fc":
-            return _bits(np.isnan(value).any(), np.isinf(value).any())
-        case _:  # a structure, as a function given as `reduce` may return
-            inner = [it for it in Tree.of(value).leaves if it is not value]
-            found = [*map(_kinds, inner)]
-            return _bits(any(it & NAN for it in found), any(it & INF for it in found))
-
-
-def _kinds_of_tensor(tensor: Tensor) -> int:
-    if tensor.is_meta or not is_inexact(tensor.dtype):
-        return 0
-    try:
-        return if_known(lambda: _kinds_of_numbers(wide(tensor)), [tensor])
-    except UnknownToClassError:
-        return 0
-
-
-def _kinds_of_numbers(values: Tensor) -> int:
-    if not count_nonfinite(values):
-        return 0
-    return _bits(values.isnan().any(), values.isinf().any())
-
-
-def _bits(has_nan: object, has_inf: object) -> int:
-    return NAN * bool(has_nan) + INF * bool(has_inf)
 
 
 def _meaning(field: str) -> str:
