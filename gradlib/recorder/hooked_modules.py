@@ -7,7 +7,7 @@ see only tensors and tuples of tensors.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from gradlib.private.hooks import (
 from gradlib.private.modules import modules_in, own_parameters, what_stands_in
 from gradlib.recorder.hooked import Hooked
 from gradlib.recorder.module_calls import ModuleCalls
+from gradlib.recorder.uncalled import note_used_directly, why_no_call
 from gradlib.recording.trace import NOT_CHOSEN, Block
 from gradlib.selection import (
     COMPILED,
@@ -45,7 +46,6 @@ from gradlib.selection import (
     uncompiled,
 )
 from gradlib.sharded import flattened, swaps_parameters
-from gradlib.wording import listed
 
 
 class HookedModules:
@@ -123,29 +123,8 @@ class HookedModules:
             remove_stopped(self._standing())
 
     def note_used_directly(self) -> None:
-        """Say which modules got gradients for their parameters and were not called.
-
-        A parameter that a module which was called has too is in that one's totals.
-        """
-        every = self._hooked.values()
-        others = [hooked for hooked in every if not hooked.was_called]
-        if not others:
-            return
-        shown = {
-            id(total)
-            for hooked in every
-            if hooked.was_called
-            for _, _, total in hooked.parameters.values()
-        }
-        for hooked in others:
-            names = [
-                name
-                for name, (_, _, total) in hooked.parameters.items()
-                if total and id(total) not in shown
-            ]
-            if names:
-                why = _used_directly(names)
-                self._block.left_out.setdefault(hooked.name, why)
+        """Say which modules got gradients for their parameters and were not called."""
+        note_used_directly(self._hooked.values(), self._block.left_out)
 
     def _standing(self) -> Collection[nn.Module]:
         """Return the modules that were in the model, and those that are now."""
@@ -168,7 +147,7 @@ class HookedModules:
         if is_left_out and place:
             return  # the model itself is hooked all the same, to count the forwards
         if has_own_call(module):  # said only where no call was seen
-            self._block.left_out[name] = _why_no_call(module)
+            self._block.left_out[name] = why_no_call(module)
         calls = self._calls
         hooked = Hooked(name, module, self._calls_of[name], is_left_out=is_left_out)
         self._hooked[module] = hooked
@@ -282,27 +261,3 @@ class HookedModules:
         self._names[place] = name
         if COMPILED in place:
             self._names.setdefault(uncompiled(place), name)
-
-
-def _why_no_call(module: nn.Module) -> str:
-    """Say why no call was seen of a module whose class has its own ``__call__``."""
-    kind = type(module)
-    if kind in (nn.ParameterList, nn.ParameterDict):  # theirs only raises
-        return (
-            f"a {kind.__name__} is never called, and its parameters are in no "
-            "param_grads: read their .grad"
-        )
-    return (
-        f"{kind.__name__} has a __call__ of its own, and where that does not call "
-        "nn.Module's, no hook sees it"
-    )
-
-
-def _used_directly(names: Sequence[str]) -> str:
-    """Say that parameters with these names got gradients which no call shows."""
-    gradients = "a gradient" if len(names) == 1 else "gradients"
-    return (
-        f"it was not called, and yet its {listed(names)} got {gradients}, as where a "
-        "parent uses its weights directly, or calls module.forward(x). No param_grads "
-        "has this: read .grad"
-    )
