@@ -30,7 +30,7 @@ from gradlib.recorder.forward import Forward
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.node_hooks import NodeHooks
 from gradlib.recorder.second_order import Receiver
-from gradlib.recording.trace import Grads
+from gradlib.recording.flow import Grads
 
 
 class Elsewhere:

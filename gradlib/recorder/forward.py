@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass, field
 
 from gradlib.recorder.ends import Key
-from gradlib.recording.trace import Flow, Grads
+from gradlib.recording.flow import Flow, Grads
 
 
 @dataclass(slots=True)

@@ -19,7 +19,8 @@ from gradlib.recorder.forward_graph import Cast, ForwardGraph, Made
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.second_order import OfView, Part, Receiver
-from gradlib.recording.trace import CallTrace, Flow, Grads
+from gradlib.recording.flow import Flow, Grads
+from gradlib.recording.trace import CallTrace
 
 Receivers: TypeAlias = defaultdict[Node, list[Receiver]]
 """For each node, what receives the gradients that it computes."""

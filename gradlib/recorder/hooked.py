@@ -8,7 +8,7 @@ from torch import nn
 
 from gradlib.private.modules import modules_in, own_buffers, own_parameters
 from gradlib.recorder.ends import End
-from gradlib.recording.trace import Grads
+from gradlib.recording.flow import Grads
 
 Parameters: TypeAlias = dict[str, tuple[nn.Parameter, End, Grads]]
 """Parameters by name, each with where its gradient flows and what is kept of that."""

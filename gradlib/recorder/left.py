@@ -15,8 +15,8 @@ from gradlib.private.nodes import sequence_number
 from gradlib.recorder.forward_values import Value, Values
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.node_hooks import NodeHooks
+from gradlib.recording.flow import ARGUMENT, Grads, Key, Left
 from gradlib.recording.left_behind import left_in, left_in_arguments
-from gradlib.recording.trace import ARGUMENT, Grads, Key, Left
 
 LeftValues: TypeAlias = dict[Frame, dict[Left, Value]]
 """By call, what it and the calls inside it have left; in each place, what came last."""

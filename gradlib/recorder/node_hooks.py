@@ -14,7 +14,7 @@ from gradlib.recorder.attached import Attached, kept_from_compile
 from gradlib.recorder.numbered import Numbered
 from gradlib.recorder.second_order import Receiver, gives_back, made_by
 from gradlib.recorder.sums import Sums
-from gradlib.recording.trace import Flow
+from gradlib.recording.flow import Flow
 from gradlib.values import Keep
 
 

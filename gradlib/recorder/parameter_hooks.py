@@ -8,7 +8,8 @@ from gradlib.recorder.frame import Frame
 from gradlib.recorder.hooked import Hooked, Parameters
 from gradlib.recorder.passes import Passes
 from gradlib.recorder.tap import Tap
-from gradlib.recording.trace import Block, Grads
+from gradlib.recording.flow import Grads
+from gradlib.recording.trace import Block
 
 
 class ParameterHooks:

@@ -16,7 +16,7 @@ from gradlib.recorder.numbered import Numbered
 from gradlib.recorder.second_order import Part
 from gradlib.recorder.sums import Sums
 from gradlib.recorder.tap import Tap
-from gradlib.recording.trace import Flow, Grads
+from gradlib.recording.flow import Flow, Grads
 from gradlib.values import Keep
 
 

@@ -21,7 +21,7 @@ from gradlib.private.nodes import (
 )
 from gradlib.recorder.ends import End, end_of
 from gradlib.recorder.views import Region
-from gradlib.recording.trace import Flow, Grads
+from gradlib.recording.flow import Flow, Grads
 
 Part: TypeAlias = Callable[[Tensor], Tensor | None]
 """Returns the part of a gradient to keep; ``None`` to keep nothing of it."""

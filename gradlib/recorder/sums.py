@@ -9,7 +9,7 @@ from torch import Tensor
 from gradlib.private.modes import unseen
 from gradlib.private.passes import backward_pass_id
 from gradlib.recorder.second_order import Receiver
-from gradlib.recording.trace import Grads, Sum, whole
+from gradlib.recording.flow import Grads, Sum, whole
 from gradlib.values import Keep, keep
 
 

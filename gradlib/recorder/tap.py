@@ -13,7 +13,7 @@ from gradlib.private.passes import (
 from gradlib.recorder.attached import Attached, TensorHook, kept_from_compile
 from gradlib.recorder.numbered import Numbered
 from gradlib.recorder.second_order import Part
-from gradlib.recording.trace import Grads
+from gradlib.recording.flow import Grads
 from gradlib.values import Keep
 
 NO_NUMBER = 2**64 - 1

@@ -16,7 +16,7 @@ from gradlib.recorder.passes import Passes
 from gradlib.recorder.second_order import Part, Receiver
 from gradlib.recorder.tap import Tap
 from gradlib.recorder.views import Region, overwriting, watch
-from gradlib.recording.trace import Grads
+from gradlib.recording.flow import Grads
 
 Views: TypeAlias = list[tuple[Value, Tap, Tap]]
 """Hooked views, each with its hook and that of its base. A view may have several."""

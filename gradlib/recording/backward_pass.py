@@ -12,11 +12,12 @@ from gradlib.recording.call_table import (
     rows_of,
     title_of_call,
 )
+from gradlib.recording.flow import Key
 from gradlib.recording.gaps import agree
 from gradlib.recording.kept_fields import PASS_FIELDS, is_kept, require_kept
 from gradlib.recording.replay import replay
 from gradlib.recording.replayable import label
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.trace import CallTrace
 from gradlib.render import Printable, Table
 
 

@@ -19,6 +19,7 @@ from gradlib.recording.difference import (
     rtol_of,
 )
 from gradlib.recording.finite_differences import wrong_shares
+from gradlib.recording.flow import Key
 from gradlib.recording.gaps import gaps_of_shares
 from gradlib.recording.notes import closed, note
 from gradlib.recording.other_ways import why_apart
@@ -26,7 +27,7 @@ from gradlib.recording.own_dtype import wrong_in_own_dtype
 from gradlib.recording.places import key_name, pass_prefix, share_name
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.replayable import require_whole
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.trace import CallTrace
 from gradlib.recording.verification import Skipped
 
 NO_SLOPE = "finite differences disagree"

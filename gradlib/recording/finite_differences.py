@@ -21,10 +21,11 @@ from gradlib.errors import CannotReplayError
 from gradlib.plain_tensors import wide
 from gradlib.private.tensors import has_values
 from gradlib.recording.attributes import Change
+from gradlib.recording.flow import Key
 from gradlib.recording.gaps import shape_of
 from gradlib.recording.replay import forward_again, in_float64, inputs_of, replay
 from gradlib.recording.slopes import HIDING, Apart, Slope, apart
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.trace import CallTrace
 from gradlib.stats import norm, root_mean_square
 
 TOLERANCE = 1e-4

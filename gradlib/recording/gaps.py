@@ -16,7 +16,7 @@ from gradlib.plain_tensors import wide
 from gradlib.plain_values import tensor_of
 from gradlib.private.modes import no_function_modes
 from gradlib.recording.difference import Gap, Tolerance, rtol_of
-from gradlib.recording.trace import Key
+from gradlib.recording.flow import Key
 from gradlib.stats import TensorStats, root_mean_square, tensor_stats
 from gradlib.subclasses import UnknownToClassError, if_known
 from gradlib.tree import Tree

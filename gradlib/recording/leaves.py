@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from gradlib.opaque import keep_opaque
 from gradlib.private.modules import own_parameters
 from gradlib.recording.attributes import Change, Copies
+from gradlib.recording.flow import Key
 from gradlib.recording.go_back import take_share
 from gradlib.recording.places import input_name
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.trace import CallTrace
 from gradlib.tree import Tree
 from gradlib.values import came_from, clone, keep
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from gradlib.errors import NotKeptError
+from gradlib.recording.flow import Key
 from gradlib.recording.in_words import quoted
 from gradlib.recording.nan_or_inf import INF, NAN, kinds_in
 from gradlib.recording.order import rounds
@@ -20,7 +21,7 @@ from gradlib.recording.places import (
     share_name,
     total_name,
 )
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.trace import CallTrace
 from gradlib.render import Printable, Table
 from gradlib.stats import TensorStats
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from gradlib.errors import CannotReplayError
 from gradlib.recording.difference import Tolerance
+from gradlib.recording.flow import Key
 from gradlib.recording.gaps import gap_of_gradients
 from gradlib.recording.in_words import numbered
 from gradlib.recording.replay import Replayed, replay
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.trace import CallTrace
 from gradlib.recording.written_between import gives, perhaps_written, written_between
 from gradlib.tree import Tree
 from gradlib.wording import listed

@@ -14,9 +14,10 @@ from torch import Tensor
 from gradlib.double import doubled, wider
 from gradlib.recording.attributes import Change
 from gradlib.recording.difference import rtol_of
+from gradlib.recording.flow import Key
 from gradlib.recording.gaps import gaps, gaps_of_shares
 from gradlib.recording.replay import Replayed, in_float64, inputs_of, replay
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.trace import CallTrace
 from gradlib.recording.world import World
 from gradlib.stats import root_mean_square
 from gradlib.values import in_memory

@@ -1,7 +1,8 @@
 """The expression by which a user asks a call for a value or gradient: ``args[0]``."""
 
+from gradlib.recording.flow import Key
 from gradlib.recording.in_words import of_pass
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.trace import CallTrace
 
 
 def full_name(call: CallTrace, path: str) -> str:

@@ -15,10 +15,11 @@ from gradlib.private.compiling import run_eagerly
 from gradlib.private.modules import parametrizations_computed_anew
 from gradlib.random_state import random_state_kept
 from gradlib.recording.attributes import Change
+from gradlib.recording.flow import ARGUMENT, Key, Left
 from gradlib.recording.gaps import shape_of
 from gradlib.recording.replayable import require_whole, state_of
 from gradlib.recording.scene import Scene
-from gradlib.recording.trace import ARGUMENT, CallTrace, Key, Left
+from gradlib.recording.trace import CallTrace
 from gradlib.tree import Tree
 from gradlib.values import keep
 

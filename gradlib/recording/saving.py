@@ -9,10 +9,11 @@ from torch import Tensor
 
 from gradlib.errors import NotStorableError, RecordingArgumentError
 from gradlib.plain_values import Class, Writer, dtype_named
+from gradlib.recording.flow import Flow
 from gradlib.recording.nonfinite import nonfinite_state
 from gradlib.recording.places import input_name, output_name
 from gradlib.recording.replayable import label
-from gradlib.recording.trace import Block, CallTrace, Flow
+from gradlib.recording.trace import Block, CallTrace
 from gradlib.stats import TensorStats
 from gradlib.tree import Tree
 

@@ -19,13 +19,14 @@ from gradlib.private.hooks import (
 )
 from gradlib.private.modules import modules_in
 from gradlib.recording.attributes import Change, Copies
+from gradlib.recording.flow import ARGUMENT, Key, Left
 from gradlib.recording.go_back import go_back, without_hooks_of_others
 from gradlib.recording.history import History
 from gradlib.recording.leaves import Leaves
 from gradlib.recording.left_behind import left_in, left_in_arguments
 from gradlib.recording.past_state import PastState
 from gradlib.recording.replayable import explained
-from gradlib.recording.trace import ARGUMENT, CallTrace, Key, Left
+from gradlib.recording.trace import CallTrace
 from gradlib.recording.world import World, autocast_set_to
 from gradlib.tree import Tree
 from gradlib.values import keep

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from gradlib.private.modules import own_buffers, own_parameters
 from gradlib.recording.difference import Tolerance
+from gradlib.recording.flow import Key
 from gradlib.recording.gaps import gaps_of_shares
 from gradlib.recording.kept import UNKNOWN, Kept, version_of
 from gradlib.recording.replay import replay
 from gradlib.recording.replayable import require_replayable
-from gradlib.recording.trace import CallTrace, Key
+from gradlib.recording.trace import CallTrace
 from gradlib.subclasses import is_of_other_class
 from gradlib.values import same_values
 
