@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gradlib import plot
+from gradlib import plot_lines
 from gradlib.figure import require_axes
 from gradlib.recording.difference import Difference
 from gradlib.recording.in_words import NOTHING_IN_BOTH, numbered
@@ -57,7 +57,7 @@ def draw(
         drawn = FIELD.findall(first.field)[0] in KINDS
         said = "they part first" + (f": {first.field}" if not drawn else "")
         parted = row, first.error, said
-    return plot.errors(labels, by_kind, rtol, parted, _why_empty(errors), ax)
+    return plot_lines.errors(labels, by_kind, rtol, parted, _why_empty(errors), ax)
 
 
 def _why_empty(errors: Sequence[Difference]) -> str:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from gradlib import plot
 from gradlib.errors import NotKeptError, UnknownKindError
 from gradlib.figure import require_axes
+from gradlib.module_rows import NO_PASS
 from gradlib.plain_tensors import wide
+from gradlib.plot_heat_map import heat_map
+from gradlib.plot_lines import gradient_flow
+from gradlib.plot_ridges import Ridge, ridges
 from gradlib.recording.backward_pass import Pass, with_keywords
 from gradlib.recording.call import Call
 from gradlib.recording.in_words import are_statistics, measured_in, numbered
@@ -91,7 +94,7 @@ def _flow(places: Places, fields: list[str], made: str, ax: "Axes | None") -> "F
         for field in fields
         if field != "grad_output"  # which has no total
     }
-    return plot.gradient_flow(list(places), norms, totals, made or "the gradient", ax)
+    return gradient_flow(list(places), norms, totals, made or "the gradient", ax)
 
 
 def _steps(places: Places, fields: list[str], made: str, ax: "Axes | None") -> "Figure":
@@ -101,7 +104,7 @@ def _steps(places: Places, fields: list[str], made: str, ax: "Axes | None") -> "
         for by_forward in places.values()
     ]
     of = f"{made} of {fields[0]}" if made else fields[0]
-    return plot.heat_map(list(places), steps, norms, of, ax)
+    return heat_map(list(places), steps, norms, of, ax)
 
 
 def _histogram(
@@ -116,9 +119,9 @@ def _histogram(
         for by_forward in places.values()
     ]
     low, high = _range(entries)
-    ridges = [_ridge(tensors, low, high) for tensors in entries]
-    nothing = "no gradient has an entry" if any(entries) else plot.NO_PASS
-    return plot.ridges(list(places), ridges, (low, high), fields[0], nothing, ax)
+    found = [_ridge(tensors, low, high) for tensors in entries]
+    nothing = "no gradient has an entry" if any(entries) else NO_PASS
+    return ridges(list(places), found, (low, high), fields[0], nothing, ax)
 
 
 KINDS: dict[str, Callable[[Places, list[str], str, Any], Any]] = {
@@ -221,7 +224,7 @@ def _ends(values: Tensor) -> tuple[float, float] | None:
     return (values.min().item(), values.max().item()) if len(values) else None
 
 
-def _ridge(tensors: list[Tensor], low: float, high: float) -> plot.Ridge:
+def _ridge(tensors: list[Tensor], low: float, high: float) -> Ridge:
     """Count the entries of one place by magnitude."""
     counts = [0.0] * BINS
     zeros = nonfinite = 0
@@ -231,7 +234,7 @@ def _ridge(tensors: list[Tensor], low: float, high: float) -> plot.Ridge:
         counts = [a + b for a, b in zip(counts, found, strict=True)]
         zeros += int((magnitudes == 0).sum())
         nonfinite += int((~magnitudes.isfinite()).sum())
-    return plot.Ridge(counts, zeros, nonfinite)
+    return Ridge(counts, zeros, nonfinite)
 
 
 def _logarithms(magnitudes: Tensor) -> Tensor:
