@@ -64,7 +64,7 @@ def multiplied(v: Tensor, matrix: Tensor, into: Tensor | None = None) -> Tensor:
     return _by_onednn(v, matrix.mT, None)
 
 
-def _by_torch(v: Tensor, matrix: Tensor, into: Tensor | None) -> Tensor:
+def _by_torch(v: Tensor, matrix: Tensor, into: Tensor | None = None) -> Tensor:
     if into is None:
         return v @ matrix
     if v.dim() < 3 or matrix.dim() > 2:
@@ -115,7 +115,7 @@ class Library(NamedTuple):
     """
 
     linear_then: Callable[[Tensor, Tensor, Tensor | None, str], tuple[Tensor, bool]]
-    multiplied: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    multiplied: Callable[[Tensor, Tensor], Tensor]
 
 
 def _linear_alone(

@@ -9,13 +9,11 @@ from gradlib.jacobian.fast.chains import through_maps
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.norms import BATCH_NORM, steepness
-from gradlib.jacobian.fast.chains.plain import followers
 from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
 from gradlib.jacobian.fast.chains.result import samples_at_once
-from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.fast.chains.softened import softened
 from gradlib.jacobian.fast.chains.steps import Seen, part
-from gradlib.jacobian.fast.matmul import library_for, linear_then
+from gradlib.jacobian.fast.matmul import linear_then
 from gradlib.jacobian.fresh import HUGE, empty, keep_what_is_freed
 from gradlib.private.modes import enable_grad, grad_is_enabled
 
@@ -34,29 +32,19 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
     try:
         seen, h = through_maps.forward(chain.maps, chain.x, chain.outs)
         seen, shared = _shared(chain, seen, h)
-        library = None
-        if goes_by_rows(chain):
-            library = library_for(h, followers(chain.bends[1:-1]))
-
-        def of(seen: Seen, h: Tensor, into: Tensor | None) -> Tensor:
-            if library is None:
-                return _of(chain, seen, h, into, shared)
-            flat = h.flatten(1) if h.dim() > 2 else h
-            return by_rows(chain.bends[1:-1], flat, chain.linears, into, library)
-
         at_once = samples_at_once(chain)
         shape = h.shape[0], chain.outs, chain.x.shape[1:].numel()
         # A large result without maps is written to huge pages directly.
         apart = not chain.maps.layers and math.prod(shape) * h.element_size() >= HUGE
         if create_graph or (out is None and at_once >= h.shape[0] and not apart):
-            made = of(seen, h, None)
+            made = _of(chain, seen, h, None, shared)
         else:
             made = in_parts(
                 shape,
                 h,
                 at_once,
-                lambda start, stop, into: of(
-                    part(seen, start, stop), h[start:stop], into
+                lambda start, stop, into: _of(
+                    chain, part(seen, start, stop), h[start:stop], into, shared
                 ),
                 out,
                 columns=is_by_columns(chain.order.tree) and not chain.maps.layers,

@@ -10,9 +10,8 @@ from gradlib.jacobian.call import Call, asks_no_more
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.evaluate import evaluate
 from gradlib.jacobian.fast.chains.plain import PlainNet, plain_net, small_net_of
-from gradlib.jacobian.fast.chains.planned import planned
 from gradlib.jacobian.fast.chains.recalled import chain_of
-from gradlib.jacobian.fast.chains.result import bytes_of_parts, has_room
+from gradlib.jacobian.fast.chains.result import bytes_of_parts, has_room, planned
 from gradlib.jacobian.fast.replayed import Replays, may_replay_on, replays_of
 from gradlib.jacobian.plan import JacobianPlan
 

@@ -22,8 +22,7 @@ from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer, Linear, Parameters
 from gradlib.jacobian.fast.chains.mapped import NO_MAPS, Kind, kind_of
 from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
-from gradlib.jacobian.fast.chains.planned import planned
-from gradlib.jacobian.fast.chains.result import IN_CACHE
+from gradlib.jacobian.fast.chains.result import IN_CACHE, planned
 from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.fast.matmul import TORCH, library_for
@@ -118,7 +117,7 @@ class PlainNet(NamedTuple):
         before = grad_is_enabled()
         try:  # an interrupt may come at any time
             enable_grad(False)
-            return by_rows(form.between, x, linears, None, library)
+            return by_rows(form.between, x, linears, library)
         finally:
             enable_grad(before)
 

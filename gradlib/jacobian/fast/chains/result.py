@@ -1,4 +1,4 @@
-"""The memory of a chain's result: whether it fits, and how many samples at a time."""
+"""What a chain's result takes: whether it fits, samples at a time, and the plan."""
 
 import math
 from typing import Any
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.memory import room_on
+from gradlib.jacobian.plan import JacobianPlan
 
 IN_CACHE = 2**21
 """How many entries of all layers are computed in one part. Most are in use at different
@@ -81,6 +82,22 @@ def bytes_of_parts(chain: Chain) -> int:
     """Return how many bytes the products of one part take."""
     samples = min(chain.x.shape[0], samples_at_once(chain))
     return chain.entries * samples * chain.x.element_size()
+
+
+def planned(plan: JacobianPlan, chain: Chain) -> JacobianPlan:
+    """Return the plan that multiplies the Jacobians of a chain's layers.
+
+    Args:
+        plan: How the Jacobian would be computed otherwise.
+        chain: The chain.
+    """
+    return plan.shortened(
+        "chain",
+        "the Jacobian of each of its layers is known",
+        f"products in the order {chain.order.text()}",
+        chain.multiply_adds,
+        bytes_of_parts(chain),
+    )
 
 
 def _is_good(out: Any, chain: Chain) -> bool:

@@ -29,7 +29,6 @@ def by_rows(
     between: Sequence[list[Layer]],
     x: Tensor,
     linears: Sequence[Parameters],
-    into: Tensor | None,
     library: Library,
 ) -> Tensor:
     """Return the Jacobian, ``(batch, outs, ins)``.
@@ -38,7 +37,6 @@ def by_rows(
         between: The elementwise layers between the linear layers, in order.
         x: The input of the first linear layer, ``(batch, ins)``.
         linears: The parameters of the linear layers.
-        into: A contiguous tensor that the result may be written to.
         library: The functions that multiply.
     """
     linear_then, multiplied = library
@@ -53,5 +51,5 @@ def by_rows(
     v = linears[-1][0].contiguous()  # or torch may multiply sample by sample
     while seen:
         v = pulled(v, seen.pop())
-        v = multiplied(v, linears[len(seen)][0], None if seen else into)
+        v = multiplied(v, linears[len(seen)][0])
     return v
