@@ -1,12 +1,15 @@
 """An operation of a graph: the shapes of its inputs and output, and saved values."""
 
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.autograd.graph import Node
 
+from gradlib.jacobian.drawing import Drawing, Spot, kept_for_each
 from gradlib.jacobian.form import Form
 
 FACTORS = {
@@ -21,7 +24,7 @@ class Operation:
     """An output of a node, with the shapes of its inputs and a limit of size.
 
     Attributes:
-        node: The node; ``None`` where its saved values are not needed.
+        node: The node.
         number: Which of its outputs.
         form: The form of that output.
         shapes: The shapes of the inputs that gradients go to, by position.
@@ -52,6 +55,48 @@ class Operation:
     def dim(self, name: str = "dim") -> int:
         """Return a saved dimension as a non-negative number."""
         return dim_of(self.saved(name), len(self.shape))
+
+
+class Drawn(NamedTuple):
+    """An operation as far as the drawing of a graph tells.
+
+    Attributes:
+        node: The number of its node.
+        name: The name of that.
+        spot: The spot of its output.
+        form: The form of that.
+        given: The spots of the inputs that gradients go to, by position.
+        shapes: The shapes of these.
+    """
+
+    node: int
+    name: str
+    spot: Spot
+    form: Form
+    given: dict[int, Spot]
+    shapes: dict[int, tuple[int, ...]]
+
+    def among(self, nodes: Sequence[Node]) -> Operation:
+        """Return the operation, among the nodes of a graph of that drawing."""
+        return Operation(nodes[self.node], self.spot[1], self.form, self.shapes)
+
+
+@kept_for_each
+def operations(drawing: Drawing) -> list[Drawn]:
+    """Return all operations, each before those that gradients go to from it."""
+    spots: dict[int, list[Spot]] = defaultdict(list)
+    for spot in sorted(drawing.forms):  # a node may have several outputs
+        spots[spot[0]].append(spot)
+    every: list[Drawn] = []
+    for node, led in enumerate(drawing.led):
+        if led:
+            given = dict(zip(drawing.positions[node], led, strict=True))
+            shapes = {i: drawing.forms[spot].shape for i, spot in given.items()}
+            every += [
+                Drawn(node, drawing.names[node], it, drawing.forms[it], given, shapes)
+                for it in spots[node]
+            ]
+    return every
 
 
 def dim_of(value: int, count: int) -> int:

@@ -19,7 +19,7 @@ from gradlib.jacobian import forward
 from gradlib.jacobian.chunk import at_once
 from gradlib.jacobian.drawing import Drawing, Spot
 from gradlib.jacobian.fast.known import all_is_known
-from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.operation import operations
 from gradlib.jacobian.fast.pushed.apart import keeps_apart
 from gradlib.jacobian.fast.pushed.forth import Forth
 from gradlib.jacobian.fast.pushed.rules import RULES
@@ -179,23 +179,13 @@ def _columns_at_once(graph: Graph, plan: JacobianPlan, slopes: int) -> int:
 
 def _steps(graph: Graph) -> list[Passed] | None:
     """Return the operations in the order of the forward pass, if each has a rule."""
-    drawing, nodes = graph.drawing, graph.nodes
-    spots: dict[int, list[Spot]] = {}
-    for spot in drawing.forms:
-        spots.setdefault(spot[0], []).append(spot)
+    nodes = graph.nodes
     steps: list[Passed] = []
-    for number in reversed(range(len(drawing.names))):
-        led = drawing.led[number]
-        if not led:
-            continue
-        given = dict(zip(drawing.positions[number], led, strict=True))
-        shapes = {i: drawing.forms[spot].shape for i, spot in given.items()}
-        name = drawing.names[number]
-        for spot in spots[number]:
-            op = Operation(nodes[number], spot[1], drawing.forms[spot], shapes)
-            forth = RULES[name](op)
-            if forth is None:
-                return None
-            apart = keeps_apart(name, op, graph.batch)
-            steps.append(Passed(spot, forth, given, apart))
+    for it in reversed(operations(graph.drawing)):
+        op = it.among(nodes)
+        forth = RULES[it.name](op)
+        if forth is None:
+            return None
+        apart = keeps_apart(it.name, op, graph.batch)
+        steps.append(Passed(it.spot, forth, it.given, apart))
     return steps

@@ -11,7 +11,6 @@ from gradlib.jacobian.fast.moves import (
     SELECTED,
     SLICED,
     SUMMED,
-    UNCHANGED,
 )
 from gradlib.jacobian.fast.operation import FACTORS, Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, SCALED, slopes
@@ -77,6 +76,3 @@ RULES: dict[str, Rule] = {
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }
-
-ASK_NOTHING = frozenset((*RESHAPED, *UNCHANGED, "NegBackward0"))
-"""The names of the nodes whose saved values are not needed."""

@@ -5,10 +5,9 @@ back with its ordinary kernel. torch's own way to have several vectors in a pass
 takes some operations one vector after the other, and others in many small steps.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,10 +16,10 @@ from gradlib.jacobian import reverse
 from gradlib.jacobian.chunk import at_once
 from gradlib.jacobian.drawing import Drawing, Spot, kept_for_each
 from gradlib.jacobian.fast.known import all_is_known
-from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.fast.operation import operations
 from gradlib.jacobian.fast.stacked.back import Back, Part
 from gradlib.jacobian.fast.stacked.recurrent import bytes_of_states
-from gradlib.jacobian.fast.stacked.rules import ASK_NOTHING, RULES, Rule
+from gradlib.jacobian.fast.stacked.rules import RULES
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.memory import bytes_of_graph
@@ -40,10 +39,10 @@ _SLOW = "Convolution", "ScaledDotProduct", "RnnLayer"
 """What the names of the operations contain that vmap is slow for."""
 
 
-Way: TypeAlias = tuple[Spot, Back, Sequence[int], Sequence[Spot]]
+Way: TypeAlias = tuple[Spot, Back, Mapping[int, Spot]]
 """The way back through an operation: the spot of its incoming gradient; its backward;
-the positions of the gradients of that which count, and the spot each goes to. It is no
-class, as each call makes many anew."""
+and by position the spot that each gradient of that goes to. It is no class, as each
+call makes many anew."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +92,11 @@ class Stacked:
     def _go_back(self, start: Spot, vectors: Tensor) -> list[Tensor | None]:
         came = _Gradients(self.drawing.forms, len(vectors))
         came.add(start, vectors)
-        for spot, back, positions, led in self.ways:
+        for spot, back, given in self.ways:
             grad = came.taken(spot)
             if grad is not None:
                 grads = back(grad)
-                for i, after in zip(positions, led, strict=True):
+                for i, after in given.items():
                     came.add(after, grads[i])
         return [came.taken(it) for it in self.drawing.ends if it is not None]
 
@@ -195,11 +194,10 @@ def find_stacked(graph: Graph, plan: JacobianPlan) -> Stacked | None:
         return None
     if rows < ROWS and not _is_slow_for_vmap(graph.drawing):
         return None
-    steps = _steps(graph.drawing)
-    if steps is None or graph.is_packed:
+    if not _is_known(graph.drawing) or graph.is_packed:
         return None
     chunk, each, slopes = _sizes(graph, plan)
-    ways = None if chunk < 2 else _ways(graph, steps)
+    ways = None if chunk < 2 else _ways(graph)
     if ways is None:
         return None
     return Stacked(ways, graph.drawing, chunk, each, slopes)
@@ -245,64 +243,18 @@ def _bytes_of_scores(node: Any) -> int:
     return query[..., 0].numel() * key.shape[-2] * query.element_size()
 
 
-class _Step(NamedTuple):
-    """The backward of an operation, as far as the drawing alone tells.
-
-    Attributes:
-        node: The number of the node.
-        spot: The spot of its incoming gradient.
-        rule: The rule that gives the backward.
-        back: The backward itself, where no saved value is needed.
-        form: The form of the incoming gradient.
-        shapes: The shapes of the gradients that it gives, by position.
-        positions: Their positions.
-        led: The spot that each goes to.
-    """
-
-    node: int
-    spot: Spot
-    rule: Rule
-    back: Back | None
-    form: Form
-    shapes: dict[int, tuple[int, ...]]
-    positions: Sequence[int]
-    led: Sequence[Spot]
-
-
 @kept_for_each
-def _steps(drawing: Drawing) -> list[_Step] | None:
-    """Return a step for each spot, or ``None`` where `all_is_known` is not so."""
-    if not all_is_known(drawing, RULES):
-        return None
-    spots: dict[int, list[Spot]] = defaultdict(list)
-    for spot in sorted(drawing.forms):  # a node may have several outputs
-        spots[spot[0]].append(spot)
-    steps: list[_Step] = []
-    for node, led in enumerate(drawing.led):
-        if not led:
-            continue
-        name, positions = drawing.names[node], drawing.positions[node]
-        rule = RULES[name]
-        shapes = {
-            i: drawing.forms[spot].shape for i, spot in zip(positions, led, strict=True)
-        }
-        for spot in spots[node]:
-            form, back = drawing.forms[spot], None
-            if name in ASK_NOTHING:
-                back = rule(Operation(None, spot[1], form, shapes))
-            step = _Step(node, spot, rule, back, form, shapes, positions, led)
-            steps.append(step)
-    return steps
+def _is_known(drawing: Drawing) -> bool:
+    return all_is_known(drawing, RULES)
 
 
-def _ways(graph: Graph, steps: Sequence[_Step]) -> list[Way] | None:
+def _ways(graph: Graph) -> list[Way] | None:
     """Return the way through each operation, or ``None`` where one has none."""
     nodes = graph.nodes
     ways: list[Way] = []
-    for node, spot, rule, back, form, shapes, positions, led in steps:
+    for it in operations(graph.drawing):
+        back = RULES[it.name](it.among(nodes))
         if back is None:
-            back = rule(Operation(nodes[node], spot[1], form, shapes))
-            if back is None:
-                return None
-        ways.append((spot, back, positions, led))
+            return None
+        ways.append((it.spot, back, it.given))
     return ways
