@@ -7,7 +7,7 @@ once, at the first product or chain that is not small.
 """
 
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -127,17 +127,8 @@ def _linear_alone(
 TORCH = Library(_linear_alone, _by_torch)
 """torch alone, without asking before each product which library is faster."""
 
-
-def library_for(like: Tensor, follow: Set[str]) -> Library:
-    """Return what to multiply with: torch, or the faster library for each product.
-
-    Args:
-        like: A tensor of the dtype and device.
-        follow: The activations after linear layers, by the names of torch's functions.
-    """
-    asked = "none", *(follow & DONE_TO_ENTRIES.keys())
-    is_open = any(_may_be_faster(like, then) for then in asked)
-    return Library(linear_then, multiplied) if is_open else TORCH
+FASTER = Library(linear_then, multiplied)
+"""The faster library for each product."""
 
 
 def prefers_onednn(v: Tensor, matrix: Tensor, then: str = "none") -> bool:

@@ -274,10 +274,17 @@ def test_where_it_matters_who_multiplies(
     model, x = net(32, 256, 256, 2, kind=kind).float(), batch(256, 32).float()
     found = small_net(model, (x,))
     assert found is not None
-    assert found.form.follow
+    assert found.form.library is matmul.FASTER
     made = found.jacobian()
     are_close(made.double(), by_loop(model.double(), x.double()), rtol=1e-4, atol=1e-6)
     assert bool(calls) is (is_faster and matmul.onednn_is_enabled() and x.is_cpu)
+
+
+def test_no_library_is_chosen_for_small_products() -> None:
+    for widths, library in (((16, 32, 8), matmul.TORCH), ((16, 512, 8), matmul.FASTER)):
+        found = small_net(net(*widths), (batch(64, 16),))
+        assert found is not None
+        assert found.form.library is library
 
 
 def test_large_ones_are_none() -> None:

@@ -8,7 +8,7 @@ their shapes, dtypes and devices. No module or tensor of a net is kept.
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain as joined
-from itertools import starmap
+from itertools import pairwise, starmap
 from operator import itemgetter
 from types import NoneType
 from typing import Any, NamedTuple
@@ -25,15 +25,11 @@ from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
 from gradlib.jacobian.fast.chains.result import IN_CACHE, planned
 from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.fast.kernels import DTYPES
-from gradlib.jacobian.fast.matmul import TORCH, library_for
+from gradlib.jacobian.fast.matmul import DONE_TO_ENTRIES, FASTER, LARGE, TORCH, Library
 from gradlib.jacobian.fresh import HUGE, keep_what_is_freed
 from gradlib.jacobian.plan import JacobianPlan
 from gradlib.private.modes import enable_grad, grad_is_enabled, nobody_looks_on
 from gradlib.private.modules import is_plain_module, own_children, own_parameters
-
-LITTLE = 2**20
-"""Up to this cost, as `order.Order.cost` has it, the library that multiplies does not
-matter: all takes some 100 µs."""
 
 UNSURE = frozenset(("hardswish", "hardtanh"))
 """Functions whose slope at NaN, in torch, depends on the number of entries and their
@@ -49,8 +45,7 @@ class NetForm(NamedTuple):
         widths: How many entries each linear layer gets, and the last returns.
         own: The attributes of torch that the layers run.
         is_small: Whether all samples go forward at once, and back by rows.
-        follow: The names of the activations after linear layers, where the library that
-            multiplies matters.
+        library: The functions that multiply.
     """
 
     between: Sequence[list[Layer]]
@@ -58,7 +53,7 @@ class NetForm(NamedTuple):
     widths: tuple[int, ...]
     own: Found
     is_small: bool
-    follow: frozenset[str]
+    library: Library
 
 
 class PlainNet(NamedTuple):
@@ -110,14 +105,11 @@ class PlainNet(NamedTuple):
     def jacobian(self) -> Tensor:
         """Return the Jacobian of a small net, ``(batch, out, in)``."""
         form, x, linears = self
-        library = TORCH
-        if form.follow:
-            keep_what_is_freed()
-            library = library_for(x, form.follow)
+        keep_what_is_freed()
         before = grad_is_enabled()
         try:  # an interrupt may come at any time
             enable_grad(False)
-            return by_rows(form.between, x, linears, library)
+            return by_rows(form.between, x, linears, form.library)
         finally:
             enable_grad(before)
 
@@ -142,14 +134,14 @@ def _is_small(
     return inside <= IN_CACHE and result < HUGE and orders.is_by_rows(order.tree)
 
 
-def followers(between: Sequence[Sequence[Layer]]) -> frozenset[str]:
-    """Return the names of the activations that follow linear layers, as torch has them.
-
-    Args:
-        between: The elementwise layers between linear layers, in order.
-    """
-    firsts = [layers[0].pointwise for layers in between]
-    return frozenset(it.name for it in firsts if it is not None)
+def _library(widths: Sequence[int], samples: int) -> Library:
+    """Return torch alone where no product is large enough for another library."""
+    more, rows = max(DONE_TO_ENTRIES.values()), widths[-1]
+    products = [
+        samples * outs * max(ins * rows, ins + more)
+        for ins, outs in pairwise(widths[:-1])
+    ]
+    return FASTER if max(products) >= LARGE else TORCH
 
 
 def plain_net(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> PlainNet | None:
@@ -227,8 +219,8 @@ def _form(
     own = joined.from_iterable(map(run_by, {nn.Sequential, *layers}))
     bent = [[Layer(None, it)] for it in between]
     small = _is_small(order, widths, size[0], dtype)
-    follow = followers(bent) if order.cost > LITTLE else frozenset[str]()
-    return NetForm(bent, order, tuple(widths), tuple(own), small, follow)
+    library = _library(widths, size[0])
+    return NetForm(bent, order, tuple(widths), tuple(own), small, library)
 
 
 def small_net_of(chain: Chain) -> PlainNet | None:
@@ -239,6 +231,6 @@ def small_net_of(chain: Chain) -> PlainNet | None:
     widths = x.shape[1], *[weight.shape[0] for weight, _ in chain.linears]
     if not _is_small(order, widths, x.shape[0], x.dtype):
         return None
-    follow = followers(between) if order.cost > LITTLE else frozenset[str]()
-    form = NetForm(between, order, widths, (), True, follow)
+    library = _library(widths, x.shape[0])
+    form = NetForm(between, order, widths, (), True, library)
     return PlainNet(form, x, chain.linears)
