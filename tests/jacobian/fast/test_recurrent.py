@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.jacobian.fast.stacked.recurrent import bytes_of_states
+from gradlib.jacobian.fast.stacked.recurrent import SMALL, bytes_of_states
 from gradlib.random_state import seed_all
 
 from .operations import ON_CPU, Function, graph_of
@@ -68,6 +68,16 @@ def test_a_batch_of_one(name: str) -> None:
         truth = gradlib.per_sample_jacobian(fn, x, mode="loop")
         torch.testing.assert_close(found, truth)
         assert gradlib.plan_jacobian(fn, x).mode == "stacked"
+
+
+def test_large_states_are_left_to_others() -> None:
+    lstm, x = nn.LSTM(3, SMALL // 2), torch.randn(2, 5, 3)
+
+    def fn(x: Tensor) -> Tensor:
+        return lstm(x.transpose(0, 1))[0][-1, :, :8]
+
+    assert gradlib.plan_jacobian(fn, x).mode == "stacked"
+    assert gradlib.plan_jacobian(fn, torch.randn(3, 5, 3)).mode != "stacked"
 
 
 def test_what_its_kernel_keeps_is_counted() -> None:

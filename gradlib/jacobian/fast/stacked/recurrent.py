@@ -2,7 +2,7 @@
 
 Only its kernel can read the workspace that it saves. So the layer goes forward again,
 with each sample repeated for each vector: both passes together take less time than
-going back with a few vectors one by one.
+going back with a few vectors one by one, while its states are small.
 """
 
 from torch import Tensor
@@ -17,12 +17,22 @@ _INPUTS = frozenset((0, 5, 6))
 
 _HOW = "mode", "hidden_size", "num_layers", "has_biases"
 
+SMALL = 2**9
+"""How many entries a state has at most, all samples together.
+
+With torch 2.13 on a core of an AMD EPYC, 4 to 20 rows of layers of 16 to 128 features,
+and of 1 to 64 samples, took a third to all of the time with at most half as many, about
+as long with as many, and a tenth to half as long again with 2 to 4 times as many.
+"""
+
 
 def layer(op: Operation) -> Back | None:
     """One direction of a layer: the output, or one of the two last states."""
     if not op.shapes.keys() <= _INPUTS or op.saved("batch_sizes"):
         return None
     saved = op.saved("input"), op.saved("hx_"), op.saved("cx_")
+    if saved[1].numel() > SMALL:
+        return None
     weights = [op.saved(f"weight{it}") for it in range(4)]
     reverse, both = op.saved("reverse"), op.saved("bidirectional")
     how, first = [op.saved(it) for it in _HOW], op.saved("batch_first")
