@@ -71,6 +71,9 @@ SLOPES: list[Function] = [
     torch.relu,
     torch.sigmoid,
     F.mish,
+    lambda x: 3 * x / 2,
+    lambda x: torch.where(x > 0, x, 0.0),
+    lambda x: x.clamp(-0.4, 0.6),
 ]
 
 
@@ -105,6 +108,10 @@ def test_random_functions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_slope(slope: Function) -> None:
     first, second = weights(3, 5, 9)
     require_same(lambda x: slope(slope(x @ first.t()) @ second.t()), double(4, 3))
+
+
+def test_a_view_that_keeps_samples_together() -> None:
+    require_same(lambda x: (x @ A).view(4, 3, 3).flatten(1).tanh() @ B, double(4, 9))
 
 
 def test_a_module_of_ones_own_and_what_is_flattened() -> None:
@@ -144,12 +151,16 @@ NOT_STRAIGHT: dict[str, Function] = {
     "a bias made of the input, for each sample": lambda x: torch.addmm(x, x, A),
     "scaled": lambda x: torch.addmm(B[0], x, A, alpha=2.0),
     "from the left": lambda x: A @ x,
+    "from the left, by a weight": lambda x: A.clone().requires_grad_() @ x,
     "transposed": lambda x: (x @ A).t(),
     "samples in another order": lambda x: (x @ A).flip(0),
     "reshaped": lambda x: (x @ A).t().reshape(9, 9),
     "viewed": lambda x: (x @ A).tanh().view(3, 27).view(9, 9) @ B,
     "a mean of the batch": lambda x: (x - x.mean(0)) @ A,
     "softmax": lambda x: (x @ A).softmax(1),
+    "repeated": lambda x: x[:, :1] @ A[:1] * A[0],
+    "spread": lambda x: (x @ A[:, :1]) * A[0],
+    "no vectors": lambda x: (x @ A).view(9, 3, 3).sin().view(9, 9) @ B,
     "no matrix": torch.tanh,
     "more matrices than there are orders for": _many_times,
 }

@@ -3,13 +3,11 @@
 The nodes' saved values give the matrices and slopes of this very forward pass.
 """
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
-from gradlib.edges import edge_of
 from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.bends import Bend
@@ -23,6 +21,8 @@ from gradlib.jacobian.fast.chains.product import (
 )
 from gradlib.jacobian.fast.chains.result import in_caches
 from gradlib.jacobian.fast.kernels import DTYPES
+from gradlib.jacobian.fast.operation import operations
+from gradlib.jacobian.fast.slopes import ELEMENTWISE, slopes
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan import JacobianPlan
@@ -30,18 +30,11 @@ from gradlib.jacobian.plan import JacobianPlan
 ROWS = 8
 """With fewer rows, reading the graph and a backward pass would take longer."""
 
-SLOPES = {
-    f"{it}Backward0"
-    for it in (
-        *("Relu", "Tanh", "Sigmoid", "Silu", "Gelu", "Elu", "LeakyRelu", "Softplus"),
-        *("Hardtanh", "Mish", "Sin", "Cos", "Exp"),
-    )
-}
-"""Nodes of elementwise operations whose backward of ones gives the slopes."""
+_PRODUCTS = {"AddmmBackward0": 1, "MmBackward0": 0}
+"""The nodes of products with a matrix, each with the position of the other factor."""
 
-_PRODUCTS = ("AddmmBackward0", "MmBackward0")
 _PASSED_ON = ("CloneBackward0", "AliasBackward0")
-_KNOWN = {*SLOPES, *_PRODUCTS, *_PASSED_ON, "ViewBackward0"}
+_KNOWN = {*ELEMENTWISE, *_PRODUCTS, *_PASSED_ON, "ViewBackward0"}
 
 KNOWN_SLOPE = Layer(
     None, Pointwise("mul", lambda _, x: x, by_slope(lambda _, slope: slope), "either")
@@ -106,7 +99,7 @@ def find_straight(graph: Graph, plan: JacobianPlan) -> Straight | None:
         return None
     if not _is_line(graph.drawing):
         return None
-    factors = _read(root, point, graph.ends[0][0])
+    factors = _read(graph)
     if factors is None:
         return None
     widths = [it.shape[1] for it in factors.matrices] + [root.shape[1]]
@@ -130,52 +123,29 @@ def _at_once(order: orders.Order, like: Tensor) -> int:
     return max(1, in_caches(like) // max(1, order.each))
 
 
-def _read(root: Tensor, point: Tensor, end: Node) -> Factors | None:
-    """Return the factors from output to input, if there is a single known way."""
-    node: Any = edge_of(root)[0]
+def _read(graph: Graph) -> Factors | None:
+    """Return the factors from output to input; ``None`` where one is not known."""
+    root, nodes = graph.roots[0], graph.nodes
     matrices: list[Tensor] = []
     bends: list[list[Bend]] = [[]]
-    shape, like = root.shape, (root.dtype, root.device)
-    while node is not end:
-        name, before = node.name(), node.next_functions
-        if name in _PRODUCTS:
-            at = 1 if name == "AddmmBackward0" else 0
-            matrix = node._saved_mat2
-            if matrix is None or (at and node._saved_alpha != 1):
-                return None
-            if not is_plain(matrix, (*matrix.shape[:1], shape[1]), like):
+    like = root.dtype, root.device
+    for it in operations(graph.drawing):
+        op = it.among(nodes)
+        ((place, shape),) = it.shapes.items()
+        if it.name in _PRODUCTS:
+            matrix, scale = op.saved("mat2"), op.saved("alpha")
+            is_left = place == _PRODUCTS[it.name] and scale in (None, 1)
+            if not is_left or not is_plain(matrix, (shape[1], op.shape[1]), like):
                 return None
             matrices.insert(0, matrix.t())
             bends.insert(0, [])
-            shape = torch.Size([shape[0], matrix.shape[0]])
-            node = before[at][0]
-        elif name in SLOPES:
-            slope = node(torch.ones(shape, dtype=root.dtype, device=root.device))
-            if not is_plain(slope, shape, like):
+        elif it.name in ELEMENTWISE:
+            slope = slopes(op).get(place)
+            if slope is None or len(shape) != 2 or not is_plain(slope, shape, like):
                 return None
             bends[0].insert(0, Bend(KNOWN_SLOPE, slope))
-            node = before[0][0]
-        elif name in _PASSED_ON:
-            node = before[0][0]
-        elif name == "ViewBackward0" and _is_first(node, end, point, shape):
-            node = end
-        else:
+        elif shape[0] != op.shape[0]:  # a view that mixes the samples
             return None
-        if node is None or len(matrices) > orders.MOST:
+        if len(matrices) > orders.MOST:
             return None
-    if not matrices or point.shape[0] != shape[0]:
-        return None
-    return Factors(matrices, bends) if point[0].numel() == shape[1] else None
-
-
-def _is_first(node: Node, end: Node, point: Tensor, shape: torch.Size) -> bool:
-    """Tell whether a view only flattens each sample of the input."""
-    made_of: Any = cast(Any, node)._saved_self_sym_sizes
-    before = node.next_functions[0][0]
-    while (
-        before is not None and before is not end and before.name() == "CloneBackward0"
-    ):
-        before = before.next_functions[0][0]
-    return (
-        before is end and tuple(made_of) == point.shape and shape[0] == point.shape[0]
-    )
+    return Factors(matrices, bends) if matrices else None
