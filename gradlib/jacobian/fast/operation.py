@@ -35,7 +35,7 @@ class Operation:
     number: int
     form: Form
     shapes: Mapping[int, Sequence[int]]
-    most: int = sys.maxsize
+    most: int
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,9 +76,14 @@ class Drawn(NamedTuple):
     given: dict[int, Spot]
     shapes: dict[int, tuple[int, ...]]
 
-    def among(self, nodes: Sequence[Node]) -> Operation:
-        """Return the operation, among the nodes of a graph of that drawing."""
-        return Operation(nodes[self.node], self.spot[1], self.form, self.shapes)
+    def among(self, nodes: Sequence[Node], most: int = sys.maxsize) -> Operation:
+        """Return the operation, among the nodes of a graph of that drawing.
+
+        Args:
+            nodes: The nodes.
+            most: How many entries a computed factor of the Jacobian has at most.
+        """
+        return Operation(nodes[self.node], self.spot[1], self.form, self.shapes, most)
 
 
 @kept_for_each

@@ -3,10 +3,9 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import cast
 
-from gradlib.edges import Edge, edge_of
-from gradlib.jacobian.fast.operation import Operation
+from gradlib.jacobian.drawing import Spot
+from gradlib.jacobian.fast.operation import Drawn, Operation, operations
 from gradlib.jacobian.fast.structure.contract import ENTRY
 from gradlib.jacobian.fast.structure.named_axes import Axis, flat, fresh
 from gradlib.jacobian.fast.structure.rules import RULES
@@ -33,58 +32,46 @@ class Walk:
             graph: The graph of one output, Y, and one input, X.
             most: How many entries a computed factor has at most.
         """
-        root = graph.roots[0]
         self.work = 0
-        self._most = most
-        self._dims = fresh(root.shape)
-        self._end = graph.ends[0]
-        self._way = graph.way
-        self._forms = graph.forms
-        self._waiting: dict[Edge, list[Term]] = defaultdict(list)
-        self.total = self._go(edge_of(root))
+        self._dims = fresh(graph.roots[0].shape)
+        self._waiting: dict[Spot, list[Term]] = defaultdict(list)
+        self.total = self._go(graph, most)
 
     @property
     def rows(self) -> tuple[Axis, ...]:
         """The axes of Y."""
         return flat(self._dims)
 
-    def _go(self, start: Edge) -> Sum | None:
+    def _go(self, graph: Graph, most: int) -> Sum | None:
+        drawing, nodes = graph.drawing, graph.nodes
+        (start,), (end,) = drawing.roots, drawing.ends
         self._waiting[start].append(Term((), self._dims))
-        *before, _ = self._way  # X comes last: all nodes lead to it
-        for node in before:
-            for edge in [it for it in self._waiting if it[0] is node]:
-                if not self._pass(edge):
-                    return None
-        return added(self._waiting[self._end], self.rows, self._dims[0])
+        for it in operations(drawing):
+            if it.spot in self._waiting and not self._pass(it, it.among(nodes, most)):
+                return None
+        assert end is not None, "the output depends on the input"
+        return added(self._waiting[end], self.rows, self._dims[0])
 
-    def _pass(self, edge: Edge) -> bool:
-        """Carry the terms that wait at an edge through its operation."""
-        node, number = edge
-        terms = self._waiting.pop(edge)
-        before = {
-            i: cast(Edge, it)
-            for i, it in enumerate(node.next_functions)
-            if it[0] in self._way
-        }
-        if self._is_worth_it(terms, len(before)):
+    def _pass(self, it: Drawn, op: Operation) -> bool:
+        """Carry the terms that wait at an operation's output through it."""
+        terms = self._waiting.pop(it.spot)
+        if self._is_worth_it(terms, len(it.given)):
             total = added(terms, self.rows)
             if total is None:
                 return False
             terms = [total.as_term(self.rows)]
-        shapes = {i: self._forms[it].shape for i, it in before.items()}
-        op = Operation(node, number, self._forms[edge], shapes, self._most)
-        maps = RULES[node.name()](op)
-        for i, place in before.items():
+        maps = RULES[it.name](op)
+        for i, place in it.given.items():
             if i not in maps:
                 return False
             work = 0
             for term in terms:
-                carried = through(term, maps[i], shapes[i], self.rows)
+                carried = through(term, maps[i], it.shapes[i], self.rows)
                 if carried is None:
                     return False
                 after, work = carried
                 self._waiting[place].append(after)
-            self.work += work + 2 * ENTRY * math.prod(shapes[i])
+            self.work += work + 2 * ENTRY * math.prod(it.shapes[i])
         return True
 
     def _is_worth_it(self, terms: Sequence[Term], ways: int) -> bool:
