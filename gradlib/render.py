@@ -8,6 +8,8 @@ from html import escape
 from textwrap import fill, wrap
 from unicodedata import combining, east_asian_width
 
+from gradlib.private.compiling import as_written
+
 # The width of a title or footer: it fits a terminal, and a docstring behind "#> ".
 WIDTH = 77
 NARROWEST = 30
@@ -162,9 +164,11 @@ class Printable:
     def _tables(self) -> Iterable[Table]:
         return (self._table(),)
 
+    @as_written
     def __str__(self) -> str:
         """Return the tables as text."""
         return "\n\n".join(table.text() for table in self._tables())
 
+    @as_written
     def _repr_html_(self) -> str:
         return "".join(table.html() for table in self._tables())

@@ -21,6 +21,7 @@ from gradlib.hook_reports.why_so_many import (
     why_not_tried,
     why_so_many,
 )
+from gradlib.private.compiling import as_written
 from gradlib.private.modes import values_are_fake, values_are_stand_ins
 from gradlib.wording import no_module
 
@@ -30,6 +31,7 @@ OF_INFERENCE = (
 )
 
 
+@as_written
 def hook_report(module: nn.Module, /, *args: Any, **kwargs: Any) -> HookReport:
     """Show what each kind of backward hook receives, and what every entry is.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradlib.errors import UnknownKindError
 from gradlib.hook_reports.call_graph import CallGraph
+from gradlib.private.compiling import as_written
 from gradlib.recording.in_words import shape_text
 from gradlib.render import Printable, Table
 from gradlib.wording import in_brief
@@ -114,6 +115,7 @@ class HookReport(Printable):
         """Name the module's class."""
         return f"<HookReport: {self.module_type}>"
 
+    @as_written
     def plot(self, ax: "Axes | None" = None) -> "Figure":
         """Draw the autograd graph of the call, with each tuple where its hook gets it.
 

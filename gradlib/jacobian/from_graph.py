@@ -13,10 +13,12 @@ from gradlib.jacobian.own_backward import require_graphs
 from gradlib.jacobian.readable import require_not_captured, require_values
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
 from gradlib.jacobian.run import of_tensors
+from gradlib.private.compiling import as_written
 from gradlib.private.hooks import without_hooks
 from gradlib.private.modes import always_recorded
 
 
+@as_written
 @always_recorded
 def per_sample_jacobian_from_graph(
     outputs: Any,

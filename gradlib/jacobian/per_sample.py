@@ -24,10 +24,12 @@ from gradlib.jacobian.plan_jacobian import plan_of
 from gradlib.jacobian.readable import require_not_captured, require_values
 from gradlib.jacobian.retained import grads_kept
 from gradlib.jacobian.run import run
+from gradlib.private.compiling import as_written
 from gradlib.private.hooks import without_hooks
 from gradlib.private.modes import always_recorded, graph_is_captured
 
 
+@as_written
 def per_sample_jacobian(
     fn: Callable[..., Any],
     *inputs: Any,

@@ -21,6 +21,7 @@ from gradlib.jacobian.plan import JacobianPlan
 from gradlib.jacobian.readable import require_values
 from gradlib.jacobian.retained import grads_kept
 from gradlib.jacobian.run import run
+from gradlib.private.compiling import as_written
 from gradlib.private.modes import always_recorded
 from gradlib.random_state import random_state_kept
 
@@ -47,6 +48,7 @@ def plan_of(
     )
 
 
+@as_written
 @always_recorded
 def plan_jacobian(
     fn: Callable[..., Any],

@@ -33,6 +33,14 @@ def never_compiled(function: Function, because: str) -> Function:
     return function
 
 
+def as_written(function: Function) -> Function:
+    """Keep torch.compile out of a function of ours that a user's code calls.
+
+    What it would make of our code is warnings and a long wait, and it refuses parts.
+    """
+    return never_compiled(function, "gradlib itself is not compiled")
+
+
 def forget_compiled() -> None:
     """Make torch.compile compile anew everything it has compiled until now.
 

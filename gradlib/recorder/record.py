@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.errors import NotAModuleError, RecordingArgumentError, UnknownFieldError
+from gradlib.recorder.attached import kept_from_compile
 from gradlib.recorder.with_block import WithBlock
 from gradlib.recording.recording import Recording
 from gradlib.recording.trace import FIELDS
@@ -16,6 +17,7 @@ from gradlib.selection import selector
 from gradlib.wording import in_brief, no_module
 
 
+@kept_from_compile
 def record(
     model: nn.Module,
     *,

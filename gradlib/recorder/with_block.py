@@ -16,6 +16,7 @@ from gradlib.private.compiling import forget_compiled
 from gradlib.private.modes import no_classes_of_tensors
 from gradlib.private.modules import own_buffers, own_parameters
 from gradlib.random_state import moving_no_generator
+from gradlib.recorder.attached import kept_from_compile
 from gradlib.recorder.hooked_modules import HookedModules
 from gradlib.recorder.module_calls import ModuleCalls
 from gradlib.recorder.passes import Passes
@@ -102,6 +103,7 @@ class WithBlock(AbstractContextManager[Recording]):
         """Say that this is no recording yet."""
         raise _without_with(f"[{in_brief(key)}]")
 
+    @kept_from_compile
     def __enter__(self) -> Recording:
         """Begin the block."""
         if self._has_begun:
@@ -120,6 +122,7 @@ class WithBlock(AbstractContextManager[Recording]):
             raise
         return self.recording
 
+    @kept_from_compile
     def __exit__(self, *_: object) -> None:
         """End the block."""
         finish((self._calls.end, self._remove_hooks))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradlib.errors import CannotReplayError
+from gradlib.private.compiling import as_written
 from gradlib.recording.call_table import (
     COLUMNS,
     SAME_TOTALS,
@@ -138,6 +139,7 @@ class Pass(Printable):
         totals = self._gradients("param_grads", "totals")
         return {name: totals.get(name) for name in self._call.parameters}
 
+    @as_written
     def replay(self) -> "Pass":
         """Compute the call and its VJP again.
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from gradlib import storage
+from gradlib.private.compiling import as_written
 from gradlib.recording import saving
 from gradlib.recording.recording import Recording
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 
+@as_written
 def load_recording(path: "str | PathLike[str]") -> Recording:
     """Return the recording that `Recording.save` wrote.
 

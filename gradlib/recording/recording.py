@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gradlib import storage
 from gradlib.errors import NotStorableError, RecordingArgumentError
+from gradlib.private.compiling import as_written
 from gradlib.recording import saving
 from gradlib.recording.call import Call
 from gradlib.recording.compare import compare
@@ -142,6 +143,7 @@ class Recording(Printable):
         """Count what was recorded."""
         return f"<{title_of([*self], self._block.fields)}>"
 
+    @as_written
     def plot(self, kind: str = "flow", ax: "Axes | None" = None) -> "Figure":
         """Draw the gradients, module by module, the first on top.
 
@@ -183,6 +185,7 @@ class Recording(Printable):
 
         return pictures.draw(kind, tuple(self._traces), self._block.fields, ax)
 
+    @as_written
     def first_nonfinite(self) -> Nonfinite | None:
         """Return where NaN or inf first appeared, forward or backward.
 
@@ -223,6 +226,7 @@ class Recording(Printable):
         """
         return first_nonfinite(self._traces)
 
+    @as_written
     def verify(
         self,
         *,
@@ -339,6 +343,7 @@ class Recording(Printable):
             self._traces, numerical=numerical, tolerance=Tolerance(rtol, atol)
         )
 
+    @as_written
     def compare(
         self,
         other: "Recording",
@@ -411,6 +416,7 @@ class Recording(Printable):
         traces, others = tuple(self._traces), tuple(other._traces)
         return compare(traces, others, pairs, Tolerance(rtol, atol))
 
+    @as_written
     def to_frame(self) -> "DataFrame":
         """Return a pandas data frame with a row for each call and pass.
 
@@ -424,6 +430,7 @@ class Recording(Printable):
         """
         return data_frame(self, self._block.fields)
 
+    @as_written
     def save(self, path: "str | PathLike[str]") -> None:
         """Write what was recorded into a file, for `load_recording`.
 

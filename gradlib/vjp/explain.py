@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gradlib.private.compiling import as_written
 from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.explanation import VJPExplanation, explained
@@ -17,6 +18,7 @@ Compute the outputs inside `with torch.compiler.set_stance("force_eager"):`, or 
 torch._functorch.config.donated_buffer = False before anything is compiled."""
 
 
+@as_written
 def explain_vjp(outputs: Any, inputs: Any, grad_outputs: Any = None) -> VJPExplanation:
     """Show what a call of ``torch.autograd.grad`` computes: v, the Jacobian J, and vᵀJ.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from gradlib.private.compiling import as_written
 from gradlib.render import STYLE
 from gradlib.vjp.equation import equation
 from gradlib.vjp.meaning import headline
@@ -61,12 +62,14 @@ class VJPExplanation:
         """Say whether autograd can make the call."""
         return f"<VJPExplanation: {'ok' if self.ok else self.code}>"
 
+    @as_written
     def __str__(self) -> str:
         """Return the explanation as text."""
         if self._product is None:
             return f"[{self.code}] {self.meaning}"
         return "\n\n".join(table.text() for table in tables(self._product))
 
+    @as_written
     def _repr_html_(self) -> str:
         if self._product is None:
             return f'{STYLE}<div class="gradlib"><pre>{escape(str(self))}</pre></div>'

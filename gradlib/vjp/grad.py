@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from gradlib.private.compiling import as_written
 from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.diagnose import diagnose
 from gradlib.vjp.raised import explain_own
@@ -47,6 +48,7 @@ def grad(
 ) -> tuple[Tensor, ...]: ...
 
 
+@as_written
 def grad(
     outputs: Tensors,
     inputs: Tensors | dict[Any, Tensor],

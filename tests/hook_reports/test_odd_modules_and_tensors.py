@@ -639,3 +639,13 @@ def test_a_tensor_that_a_full_hook_does_not_see_may_require_grad(by_name: bool) 
     report = report_of(module, x=x) if by_name else report_of(module, [x])
     said = "None of these is a tensor that requires grad."
     assert said in report.kinds[FULL].why
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_report_in_a_compiled_function() -> None:
+    def report(module: nn.Module, x: Tensor) -> str:
+        return str(gradlib.hook_report(module, x))
+
+    module, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh()), given(4, 3)
+    torch.compiler.reset()
+    assert torch.compile(report, backend="eager")(module, x) == report(module, x)

@@ -530,3 +530,21 @@ def test_a_warning_that_was_shown_is_not_shown_again() -> None:
         for _ in range(3):
             gradlib.per_sample_jacobian(fn, torch.randn(3, 4), check=False)
     assert [str(it.message) for it in shown] == ["said once"]
+
+
+def from_graph(fn: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    x = x.detach().requires_grad_()
+    return gradlib.per_sample_jacobian_from_graph(fn(x), x)
+
+
+@pytest.mark.parametrize(
+    "way", [gradlib.per_sample_jacobian, gradlib.plan_jacobian, from_graph]
+)
+@pytest.mark.filterwarnings("error")
+def test_a_jacobian_in_a_compiled_function(way: Callable[..., Any]) -> None:
+    def step(fn: nn.Module, x: Tensor) -> str:
+        return str(way(fn, x))
+
+    fn, x = nn.Sequential(nn.Linear(3, 4), nn.GELU()).double(), points(5, 3)
+    torch.compiler.reset()
+    assert torch.compile(step, backend="eager")(fn, x) == step(fn, x)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,3 +171,40 @@ def test_what_comes_into_a_compiled_model_has_its_plain_name() -> None:
         model.append(nn.Tanh())
         compiled(x)
     assert recording["1"].output is recording["_orig_mod.1"].output
+
+
+def step_and_ask(net: Net, x: Tensor, ask: Callable[[gradlib.Recording], Any]) -> Any:
+    """Record a step and ask about it, where torch.compile compiles the caller."""
+    with gradlib.record(net) as recording:
+        run(net, x)
+    return ask(recording)
+
+
+QUESTIONS: dict[str, Callable[[gradlib.Recording], Any]] = {
+    "verify": lambda it: it.verify(numerical=True).ok,
+    "replay": lambda it: it["last"].replay().param_grads,
+    "compare": lambda it: it.compare(it).ok,
+    "first_nonfinite": lambda it: it.first_nonfinite(),
+    "print": str,
+    "html": lambda it: it["last"]._repr_html_(),
+    "plot": lambda it: len(it.plot().axes),
+    "to_frame": lambda it: len(it.to_frame()),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.filterwarnings("error")
+def test_a_question_in_a_compiled_function(question: str) -> None:
+    net, x, ask = Net(), torch.randn(3, 3), QUESTIONS[question]
+    found = torch.compile(step_and_ask, backend="eager")(net, x, ask)
+    assert str(found) == str(step_and_ask(net, x, ask))
+
+
+def test_a_file_in_a_compiled_function(tmp_path: Path) -> None:
+    def there_and_back(recording: gradlib.Recording) -> str:
+        recording.save(tmp_path / "run.safetensors")
+        return str(gradlib.load_recording(tmp_path / "run.safetensors"))
+
+    net, x = Net(), torch.randn(3, 3)
+    found = torch.compile(step_and_ask, backend="eager")(net, x, there_and_back)
+    assert found == step_and_ask(net, x, str)

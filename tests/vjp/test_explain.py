@@ -698,3 +698,14 @@ def test_grad_outputs_that_are_arrays_without_a_shape() -> None:
     x = torch.ones(3, requires_grad=True)
     given: Any = Array()
     assert gradlib.explain_vjp(x * 2, x, given).code.startswith("GL")
+
+
+@pytest.mark.parametrize("ask", [gradlib.grad, gradlib.explain_vjp])
+@pytest.mark.filterwarnings("error")
+def test_a_call_in_a_compiled_function(ask: Any) -> None:
+    def step(x: Tensor) -> str:
+        return str(ask(x.square().sum(), x))
+
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    torch.compiler.reset()
+    assert torch.compile(step, backend="eager")(x) == step(x)
