@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from gradlib.errors import RecordingArgumentError
+from gradlib.render import in_one_line
 
 LETTER = 0.075  # inches per letter of a sentence
 NAME = 0.15  # inches that the name of a row is high
@@ -59,7 +60,7 @@ def message(text: str, ax: Axes | None = None) -> Figure:
 
 def in_short(label: str, most: int = LONG) -> str:
     """Return a name, without its middle if it has more letters than can be shown."""
-    half = most // 2
+    label, half = in_one_line(label), most // 2
     return label if len(label) <= most else f"{label[: half - 1]}…{label[-half:]}"
 
 

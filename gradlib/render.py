@@ -53,7 +53,7 @@ class Table:
         Long cells of the last column are wrapped.
         """
         lines = [self.columns, *self.rows] if self.columns else []
-        lines = [(*map(_in_one_line, it[:-1]), _as_prose(it[-1])) for it in lines]
+        lines = [(*map(in_one_line, it[:-1]), _as_prose(it[-1])) for it in lines]
         widths = _widths(lines)
         body = [below for line in lines for below in _lines(line, widths)]
         lines = [_wrapped(self.title), *body, *map(_wrapped, self.footer)]
@@ -73,7 +73,7 @@ class Table:
         return f'{STYLE}<div class="gradlib">{title}{table}{footer}</div>'
 
 
-def _in_one_line(cell: str) -> str:
+def in_one_line(cell: str) -> str:
     """Return a cell with escapes for unprintable characters, such as a newline."""
     if cell.isprintable():
         return cell
@@ -84,14 +84,14 @@ def _in_one_line(cell: str) -> str:
 
 def _as_prose(prose: str) -> str:
     """Return prose in one line, with spaces for its newlines."""
-    return _in_one_line(prose.translate(_SPACES))
+    return in_one_line(prose.translate(_SPACES))
 
 
 _SPACES = dict.fromkeys(map(ord, "\n\r\t"), " ")
 
 
 def _escaped(text: str) -> str:
-    return escape(_in_one_line(text))
+    return escape(in_one_line(text))
 
 
 def _width(text: str) -> int:

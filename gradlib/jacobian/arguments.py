@@ -257,7 +257,7 @@ def _batch(tree: Tree, shared: Sequence[bool]) -> int:
         is_data = any(isinstance(it, DataLoader | Dataset) for it in tree.leaves)
         instead = "pass a batch of the data, as next(iter(loader)) gives it."
         raise JacobianArgumentError(
-            f"There is no tensor among the inputs, which hold {kinds}: "
+            f"There is no tensor among the inputs, which hold {kinds or 'nothing'}: "
             f"{instead if is_data else AS_TENSOR}"
         )
     if not sizes:

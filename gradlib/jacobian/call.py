@@ -1,7 +1,7 @@
 """The call of ``per_sample_jacobian``, as it was made."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy
 
@@ -42,6 +42,13 @@ def is_auto(given: object) -> bool:
 def asks_no_more(call: Call) -> bool:
     """Tell whether the call has no limit of memory, no `out` and no `create_graph`."""
     return call.max_bytes is None and call.out is None and not call.create_graph
+
+
+def plain(given: Any) -> Any:
+    """Return an integer of NumPy as an ``int``, also in a tuple, and all else as is."""
+    if type(given) is tuple:
+        return tuple(map(plain, cast("tuple[Any, ...]", given)))
+    return int(cast(Any, given)) if isinstance(given, numpy.integer) else given
 
 
 def as_flag(name: str, given: object) -> bool:

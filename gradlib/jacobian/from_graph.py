@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from gradlib.jacobian import planning
-from gradlib.jacobian.call import as_flag
+from gradlib.jacobian.call import as_flag, plain
 from gradlib.jacobian.check import may_look
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
@@ -89,7 +89,7 @@ def per_sample_jacobian_from_graph(
         graph,
         "reverse",
         "auto",
-        max_bytes,
+        plain(max_bytes),
         has_room=out is not None,
         create_graph=create_graph,
     )

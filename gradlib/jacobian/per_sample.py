@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.arguments import read
-from gradlib.jacobian.call import Argnums, Call, as_flag
+from gradlib.jacobian.call import Argnums, Call, as_flag, plain
 from gradlib.jacobian.check import Seen, may_look, require_loss, require_truth, see
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.faster import find_in_call
@@ -150,6 +150,10 @@ def per_sample_jacobian(
     """
     check = as_flag("check", check)
     create_graph = as_flag("create_graph", create_graph)
+    progress = as_flag("progress", progress)
+    argnums, in_dims, chunk_size, max_bytes = plain(
+        (argnums, in_dims, chunk_size, max_bytes)
+    )
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     call = Call(fn, inputs, *asked)
     shorter = find_in_call(call)

@@ -8,7 +8,7 @@ from typing import Any
 from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
 from gradlib.jacobian import planning, work
 from gradlib.jacobian.arguments import Arguments, read
-from gradlib.jacobian.call import Argnums, Call, as_flag
+from gradlib.jacobian.call import Argnums, Call, as_flag, plain
 from gradlib.jacobian.check import bytes_of_check
 from gradlib.jacobian.compute import explained
 from gradlib.jacobian.faster import find_in_call, find_in_graph
@@ -104,11 +104,14 @@ def plan_jacobian(
         NoSuchWayError: The Jacobian cannot be computed in this mode, or in any.
         OutOfBytesError: The Jacobian does not fit into `max_bytes`.
     """
-    del progress
+    as_flag("progress", progress)
     check = as_flag("check", check)
     create_graph = as_flag("create_graph", create_graph)
     require_values()
     require_no_graph(out, create_graph=create_graph)
+    argnums, in_dims, chunk_size, max_bytes = plain(
+        (argnums, in_dims, chunk_size, max_bytes)
+    )
     arguments = read(fn, inputs, argnums, in_dims)
     asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
     call = Call(fn, inputs, *asked)

@@ -58,7 +58,7 @@ def draw(
     kind: str, calls: Sequence[CallTrace], fields: Collection[str], ax: "Axes | None"
 ) -> "Figure":
     """Draw a picture of some calls, of which `fields` were kept."""
-    if kind not in tuple(KINDS):
+    if not isinstance(cast(object, kind), str) or kind not in KINDS:
         known = ", ".join(f'"{name}"' for name in KINDS)
         raise UnknownKindError(
             f"plot(kind={in_brief(kind)}): there is no such picture. There are: "

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy
+
 from gradlib import storage
 from gradlib.errors import NotStorableError, RecordingArgumentError
 from gradlib.private.compiling import as_written
@@ -299,7 +301,8 @@ class Recording(Printable):
             What disagrees, innermost calls only, and what could not be replayed.
 
         Raises:
-            RecordingArgumentError: `rtol` or `atol` is no number, or a negative one.
+            RecordingArgumentError: `rtol` or `atol` is no number, or a negative one; or
+                `numerical` is neither true nor false.
             CannotReplayError: No call can be replayed, as with `reduce`.
 
         Example:
@@ -494,7 +497,7 @@ def _name_and_index(key: object) -> tuple[str, int | None]:
     match key:
         case str():
             return key, None
-        case (str() as name, int() as index):
-            return name, index
+        case (str() as name, int() | numpy.integer() as index):
+            return name, int(index)
         case _:
             raise no_name(key)

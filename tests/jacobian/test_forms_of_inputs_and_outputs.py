@@ -312,6 +312,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: gradlib.per_sample_jacobian(torch.sin, [1.0, 2.0]),
         "no tensor among the inputs, which hold float",
     ),
+    "inputs of nothing": (
+        lambda: gradlib.per_sample_jacobian(torch.sin, []),
+        "no tensor among the inputs, which hold nothing: torch.as_tensor",
+    ),
+    "progress in words": (
+        lambda: gradlib.per_sample_jacobian(torch.sin, X, progress=odd("no")),
+        "progress is 'no' of type str; it is True or False",
+    ),
     "a loader": (
         lambda: gradlib.per_sample_jacobian(torch.sin, DataLoader(odd([X]))),
         r"hold DataLoader: pass a batch .* next\(iter\(loader\)\)",
@@ -351,10 +359,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "argnums is another word": (
         lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums="weights"),
         "argnums",
-    ),
-    "argnums is NumPy's": (
-        lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums=odd(np.int64(0))),
-        r"argnums is .*: it is an int, the number of an input",
     ),
     "argnums is an array": (
         lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums=odd(np.array([0]))),

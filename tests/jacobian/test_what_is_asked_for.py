@@ -5,10 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
+from torch.testing import assert_close
 
 import gradlib
 from gradlib import NoSuchWayError, progress
@@ -265,3 +267,26 @@ def test_progress(
     )
     assert told.endswith(" \r")
     assert torch.equal(quiet, shown)
+
+
+def test_numbers_of_numpy_are_as_good() -> None:
+    x, weight, zero = torch.randn(3, 2), torch.randn(2, 2), numpy.int64(0)
+    numbers: Any = {
+        "argnums": (numpy.int64(1), zero),
+        "in_dims": (zero, None),
+        "chunk_size": numpy.int32(2),
+        "max_bytes": numpy.int64(2**20),
+    }
+    plain: Any = {"argnums": (1, 0), "in_dims": (0, None)}
+    found = gradlib.per_sample_jacobian(torch.matmul, x, weight, **numbers)
+    wanted = gradlib.per_sample_jacobian(torch.matmul, x, weight, **plain)
+    assert_close(found, wanted)
+    assert gradlib.plan_jacobian(torch.matmul, x, weight, **numbers).chunk == 2
+    one: Any = {"argnums": zero, "in_dims": zero, "max_bytes": numbers["max_bytes"]}
+    wanted = gradlib.per_sample_jacobian(torch.sin, x)
+    assert_close(gradlib.per_sample_jacobian(torch.sin, x, **one), wanted)
+    x.requires_grad_()
+    found = gradlib.per_sample_jacobian_from_graph(
+        x.sin(), x, max_bytes=numbers["max_bytes"]
+    )
+    assert_close(found, wanted)

@@ -518,6 +518,13 @@ def test_a_name_that_is_too_long_lacks_its_middle(kind: str) -> None:
     assert any(re.fullmatch(r"begins_+…_+\.9", it) for it in row_names(drawn(figure)))
 
 
+@each_kind
+def test_a_name_is_in_one_line(kind: str) -> None:
+    model = nn.Sequential()
+    model.add_module("first\nsecond\t", layers(1))
+    assert r"first\nsecond\t.0" in row_names(drawn(deep(model).plot(kind)))
+
+
 @pytest.mark.parametrize("scale", [1e-3, 3e-12])
 @pytest.mark.parametrize(
     ("ratio", "size"),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -103,6 +104,16 @@ QUESTIONS: dict[str, tuple[Ask, type[Exception], str]] = {
         gradlib.RecordingArgumentError,
         "atol must be a number from 0 on",
     ),
+    "verify, text in the place of a flag": (
+        lambda it: it.verify(numerical="no"),  # pyright: ignore (what is wrong)
+        gradlib.RecordingArgumentError,
+        "numerical must be True or False, but it is 'no', of type str",
+    ),
+    "verify, an array in the place of a flag": (
+        lambda it: it.verify(numerical=torch.ones(2)),  # pyright: ignore (the same)
+        gradlib.RecordingArgumentError,
+        r"numerical must be True or False.* of type Tensor",
+    ),
     "compare, no number": (
         lambda it: it.compare(it, rtol=float("nan")),
         gradlib.RecordingArgumentError,
@@ -122,6 +133,11 @@ QUESTIONS: dict[str, tuple[Ask, type[Exception], str]] = {
         lambda it: it.plot([]),  # pyright: ignore (what is wrong)
         gradlib.UnknownKindError,
         r"plot\(kind=\[\]\): there is no such picture",
+    ),
+    "plot, several axes in the place of a kind": (
+        lambda it: it.plot(plt.subplots(1, 2)[1]),
+        gradlib.UnknownKindError,
+        r"there is no such picture.* where to draw is plot\(ax=...\)",
     ),
     "plot, a figure": (
         lambda it: it.plot(ax=plt.figure()),  # pyright: ignore (what is wrong)
@@ -157,3 +173,10 @@ def test_questions_to_a_recording(question: str) -> None:
     with pytest.raises(error, match=said):
         ask(recorded())
     plt.close("all")
+
+
+def test_numbers_and_flags_of_numpy_are_as_good() -> None:
+    recording = recorded()
+    assert recording["0", numpy.int64(0)] == recording["0", 0]  # pyright: ignore
+    assert recording.verify(numerical=numpy.bool_(False)).ok  # pyright: ignore
+    assert recording.verify(rtol=numpy.float32(0.1)).ok  # pyright: ignore
