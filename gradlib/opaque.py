@@ -2,10 +2,11 @@
 
 from enum import Enum
 from types import BuiltinFunctionType, EllipsisType, FunctionType, NoneType
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 
 class NotSaved:
@@ -34,6 +35,20 @@ class NotSaved:
         return f"NotSaved({self.text})"
 
 
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Tell whether a value is a tensor, by its type.
+
+    ``isinstance`` also asks for its ``__class__``, which raises in a weak proxy of what
+    is gone, and in a mock of a tensor is that of a tensor.
+    """
+    return issubclass(type(value), Tensor)
+
+
+def is_module(value: object) -> TypeGuard[nn.Module]:
+    """Tell whether a value is a module, by its type, as `is_tensor` does."""
+    return issubclass(type(value), nn.Module)
+
+
 def keep_opaque(value: object) -> Any:
     """Return what a recording keeps of a value as it is now.
 
@@ -56,7 +71,7 @@ def keep_opaque(value: object) -> Any:
 
 def is_fixed(value: object) -> bool:
     """Tell whether neither a value nor what it holds can change."""
-    kind = type(value)  # not __class__, which raises in a weak proxy of what is gone
+    kind = type(value)  # not __class__, for which see is_tensor()
     if issubclass(kind, FIXED):
         return True
     return kind is FunctionType and cast(Any, value).__closure__ is None

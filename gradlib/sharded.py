@@ -61,7 +61,7 @@ def is_sharded(model: nn.Module) -> bool:
 def is_distributed(value: object) -> bool:
     """Tell whether a value is a DTensor, of which each process holds a part."""
     tensor: Any = sys.modules.get("torch.distributed.tensor")
-    return tensor is not None and isinstance(value, tensor.DTensor)
+    return tensor is not None and issubclass(type(value), tensor.DTensor)
 
 
 def own_part(tensor: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ import torch
 from optree import PyTreeSpec
 from torch import Tensor, nn
 
+from gradlib.opaque import is_tensor
+
 NAMESPACE = "gradlib"  # of the classes that optree opens for us alone
 DEEPEST = 100  # levels opened one by one where optree cannot open the whole
 
@@ -204,7 +206,7 @@ def _flat_call(count: int) -> PyTreeSpec:
 
 def tensors_in(structure: object) -> list[Tensor]:
     """Return the tensors of a nested structure, in order."""
-    return [leaf for leaf in Tree.of(structure).leaves if isinstance(leaf, Tensor)]
+    return [leaf for leaf in Tree.of(structure).leaves if is_tensor(leaf)]
 
 
 def tensors_in_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -8,8 +8,9 @@ from operator import is_
 from types import CellType, FunctionType, MethodType
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from gradlib.opaque import is_module
 from gradlib.private.hooks import FORWARD_HOOKS
 
 
@@ -24,7 +25,7 @@ def bind_functions(made: object, memo: dict[int, Any]) -> None:
     if not isinstance(own, dict) or isinstance(made, Tensor | FunctionType):
         return
     every: list[dict[Any, Any]] = [own]
-    if isinstance(made, nn.Module):
+    if is_module(made):
         every += [own[kind] for kind in FORWARD_HOOKS]
     for functions in every:
         for key, value in functions.items():

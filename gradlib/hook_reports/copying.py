@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.errors import NotCopyableError
 from gradlib.hook_reports.bound import bind_functions
+from gradlib.opaque import is_tensor
 from gradlib.private.hooks import backward_hooks
 from gradlib.private.modules import modules_in
 from gradlib.private.tensors import has_values
@@ -58,7 +59,7 @@ def copies_of(
     _require_values(module, inputs)
     _require_whole(module, inputs)
     own = _tensors(module)  # a parameter that is also an input stays one tensor
-    given = {id(it): it for it in inputs.leaves if isinstance(it, Tensor)}
+    given = {id(it): it for it in inputs.leaves if is_tensor(it)}
     copies = {key: _copied(it, change) for key, it in given.items() if key not in own}
     attributes = _computed_attributes(module)
     kept = {key: _copied(it, as_it_is) for key, it in attributes.items()}
@@ -94,7 +95,7 @@ def _whole(
     """
     without_hooks = {id(it): type(it)() for it in backward_hooks_inside(module)}
     memo: dict[int, Any] = {**made, **without_hooks}
-    given = [it for it in leaves if isinstance(it, Tensor)]
+    given = [it for it in leaves if is_tensor(it)]
     copied, leaves = _deep_copied((module, leaves), module, memo)
     for tensor in (*module.parameters(), *module.buffers(), *given):
         if id(tensor) in memo:  # torch's deepcopy forgets the attributes of a tensor
@@ -224,7 +225,7 @@ def stands_for_another(tensor: Tensor) -> bool:
 
 def require_none_nested(tree: Tree, do: str) -> None:
     """Refuse a nested tensor, and say what to do with a padded one."""
-    if any(isinstance(leaf, Tensor) and leaf.is_nested for leaf in tree.leaves):
+    if any(is_tensor(leaf) and leaf.is_nested for leaf in tree.leaves):
         raise NotCopyableError(
             "hook_report gives each tensor that goes in or comes out an autograd node "
             f"of its own, which torch refuses for a nested one. {do} a padded tensor: "
@@ -249,7 +250,7 @@ def _require_values(module: nn.Module, inputs: Tree) -> None:
             "the module once before."
         )
     every: Iterable[Any] = (*module.parameters(), *module.buffers(), *inputs.leaves)
-    if all(has_values(it) for it in every if isinstance(it, Tensor)):
+    if all(has_values(it) for it in every if is_tensor(it)):
         return
     raise NotCopyableError(
         "hook_report names each gradient by its value, and tensors on the device meta, "

@@ -13,6 +13,7 @@ from torch.autograd.graph import Node
 from gradlib.hook_reports.copying import computed, stands_for_another
 from gradlib.hook_reports.trial import Trial, differentiable
 from gradlib.node_order import leads_to_newer
+from gradlib.opaque import is_tensor
 from gradlib.private.modules import own_buffers, own_parameters
 from gradlib.private.nodes import leaf_of, sequence_number
 from gradlib.private.tensors import is_stand_in
@@ -191,14 +192,14 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         }
         for key, value in own.items():
             path = f"{name}.{key}".removeprefix(".")
-            if isinstance(value, Tensor):
+            if is_tensor(value):
                 seen.add(id(value))
                 yield "self.output" if path == "output" else path, value
             elif key not in OF_TORCH:
                 held.append((path, Tree.of(value)))
     for path, tree in held:
         for place, leaf in enumerate(tree.leaves):
-            if isinstance(leaf, Tensor) and id(leaf) not in seen:
+            if is_tensor(leaf) and id(leaf) not in seen:
                 yield path + tree.path(place), leaf
 
 

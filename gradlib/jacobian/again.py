@@ -17,6 +17,7 @@ from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.generators import RandomState
 from gradlib.jacobian.lifted import Lifted
 from gradlib.jacobian.own_state import copied, own_state
+from gradlib.opaque import is_tensor
 from gradlib.private.compiling import run_eagerly
 from gradlib.tree import Tree
 
@@ -45,7 +46,7 @@ class Called:
     def without_graph(self) -> "Called":
         """Return the same with detached outputs, to free the memory of the graph."""
         leaves = self.outputs.leaves
-        values = [it.detach() if isinstance(it, Tensor) else it for it in leaves]
+        values = [it.detach() if is_tensor(it) else it for it in leaves]
         return Called(Tree(values, self.outputs.spec), {}, self.lifted, nullcontext)
 
 
@@ -161,7 +162,7 @@ def _given(
     given: dict[int, Tensor] = {}
     tracked = arguments.tracked()
     for place, leaf in enumerate(arguments.inputs.leaves):
-        if isinstance(leaf, Tensor):
+        if is_tensor(leaf):
             made = change(leaf)
             if order is not None and not arguments.shared[place]:
                 made = made[order.to(made.device)]

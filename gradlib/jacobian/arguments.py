@@ -13,6 +13,7 @@ from gradlib.errors import JacobianArgumentError
 from gradlib.jacobian.call import Argnums
 from gradlib.jacobian.known_modules import modules_known_to
 from gradlib.jacobian.real import is_real, require_real
+from gradlib.opaque import is_tensor
 from gradlib.tree import NAMESPACE, Tree, written
 from gradlib.wording import in_brief, no_module
 
@@ -67,7 +68,7 @@ class Arguments(NamedTuple):
     def used(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the inputs, parameters and buffers, with names."""
         for place, leaf in enumerate(self.inputs.leaves):
-            if isinstance(leaf, Tensor):
+            if is_tensor(leaf):
                 yield input_path(self.inputs, place), leaf
         yield from self.held()
 
@@ -82,7 +83,7 @@ class Arguments(NamedTuple):
         return [
             place
             for place, leaf in enumerate(self.inputs.leaves)
-            if isinstance(leaf, Tensor) and not self.shared[place]
+            if is_tensor(leaf) and not self.shared[place]
         ]
 
     def tracked(self) -> set[int]:
@@ -91,7 +92,7 @@ class Arguments(NamedTuple):
         return {
             *(it.place for it in self.asked if it.place is not None),
             *(it for it in self.batched() if leaves[it].is_floating_point()),
-            *(i for i, it in enumerate(leaves) if getattr(it, "requires_grad", False)),
+            *(i for i, it in enumerate(leaves) if is_tensor(it) and it.requires_grad),
         }
 
 
@@ -180,7 +181,7 @@ def _as_name(key: object, otherwise: str) -> str:
 
 
 def _is_floating(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+    return is_tensor(leaf) and leaf.is_floating_point()
 
 
 def input_path(tree: Tree, place: int) -> str:
@@ -239,7 +240,7 @@ def _is_zero(dim: object) -> bool:
 def _batch(tree: Tree, shared: Sequence[bool]) -> int:
     sizes: dict[int, int] = {}
     for place, leaf in enumerate(tree.leaves):
-        if not isinstance(leaf, Tensor) or shared[place]:
+        if not is_tensor(leaf) or shared[place]:
             continue
         if leaf.is_nested:
             raise JacobianArgumentError(
@@ -252,7 +253,7 @@ def _batch(tree: Tree, shared: Sequence[bool]) -> int:
                 "Give it one, or say in_dims=None for it: all samples share it."
             )
         sizes[place] = leaf.shape[0]
-    if not sizes and not any(isinstance(leaf, Tensor) for leaf in tree.leaves):
+    if not sizes and not any(is_tensor(leaf) for leaf in tree.leaves):
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in tree.leaves}))
         is_data = any(isinstance(it, DataLoader | Dataset) for it in tree.leaves)
         instead = "pass a batch of the data, as next(iter(loader)) gives it."
@@ -331,7 +332,7 @@ def _arguments(
     asked: list[Asked] = []
     parts: list[Any] = []
     for number, inside in places.items():
-        tensors = [i for i in inside if isinstance(tree.leaves[i], Tensor)]
+        tensors = [i for i in inside if is_tensor(tree.leaves[i])]
         if not tensors:
             raise JacobianArgumentError(
                 f"inputs[{number}] is asked for by argnums and holds no tensor: it is "

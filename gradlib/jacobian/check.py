@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradlib.errors import GradlibError, NoSuchWayError
 from gradlib.jacobian.agreement import require_rows
@@ -38,6 +38,7 @@ from gradlib.jacobian.repeatable import REPEATS, require_as_first
 from gradlib.jacobian.second_look import look_again
 from gradlib.jacobian.unclear import unclear_entries
 from gradlib.jacobian.warned import warn
+from gradlib.opaque import is_module, is_tensor
 from gradlib.selection import modules_of
 from gradlib.sharded import is_distributed, is_sharded
 
@@ -72,8 +73,7 @@ def may_look(values: Iterable[object]) -> bool:
         values: The inputs of the function, and the modules that it may call.
     """
     if not any(
-        is_sharded(it) if isinstance(it, nn.Module) else is_distributed(it)
-        for it in values
+        is_sharded(it) if is_module(it) else is_distributed(it) for it in values
     ):
         return True
     warn(
@@ -212,7 +212,7 @@ def require_loss(seen: Seen) -> None:
 
 def bytes_of_check(arguments: Arguments, graph: Graph) -> int:
     """Return how many bytes a call in float64 takes, by an estimate."""
-    given = [it for it in arguments.inputs.leaves if isinstance(it, Tensor)]
+    given = [it for it in arguments.inputs.leaves if is_tensor(it)]
     for module in modules_known_to(arguments.fn):
         given += [*module.parameters(), *module.buffers()]
     wide = torch.float64.itemsize

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from gradlib.opaque import is_module
 from gradlib.private.modules import torchs_own
 
 MANY = 1000
@@ -22,7 +23,7 @@ def modules_known_to(fn: object) -> list[nn.Module]:
             seen.add(id(it))
             known += _named_in(it)
     known += [inner for it in known for inner in _held(it)]
-    return [it for it in known if isinstance(it, nn.Module)]
+    return [it for it in known if is_module(it)]
 
 
 def _named_in(function: object) -> list[object]:

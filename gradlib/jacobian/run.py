@@ -15,6 +15,7 @@ from gradlib.jacobian.arguments import Arguments, input_path, set_apart
 from gradlib.jacobian.graph import Graph, output_path
 from gradlib.jacobian.real import is_real, require_real
 from gradlib.jacobian.retained import retaining_noted
+from gradlib.opaque import is_tensor
 from gradlib.private.hooks import hooks_set
 from gradlib.private.nodes import CloneNode
 from gradlib.private.tensors import tangent_of
@@ -82,7 +83,7 @@ def _points(
     points: dict[int, Tensor] = {}
     given: list[Any] = list(arguments.inputs.leaves)
     for place, leaf in enumerate(given):
-        if not isinstance(leaf, Tensor):
+        if not is_tensor(leaf):
             continue
         if create_graph and (leaf.requires_grad or tangent_of(leaf) is not None):
             # A node of its own: fn may get the same tensor by another way too. Not
@@ -163,7 +164,7 @@ def _require_apart(arguments: Arguments) -> None:
     """Raise where an input was computed from the parameters that are asked for."""
     parameters = [it.value for it in arguments.asked]
     for place, leaf in enumerate(arguments.inputs.leaves):
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
+        if is_tensor(leaf) and leaf.requires_grad:
             missing = unconnected([leaf], parameters)
             if len(missing) < len(parameters):
                 name = input_path(arguments.inputs, place)
@@ -188,7 +189,7 @@ def of_tensors(outputs: Any, inputs: Any) -> tuple[Graph, Tree]:
         IndependentOutputError: An output or input is not part of the graph.
     """
     given, made = Tree.of(inputs), Tree.of(outputs)
-    places = [i for i, it in enumerate(given.leaves) if isinstance(it, Tensor)]
+    places = [i for i, it in enumerate(given.leaves) if is_tensor(it)]
     names = tuple(input_path(given, place) for place in places)
     points: tuple[Tensor, ...] = tuple(given.leaves[place] for place in places)
     if not points:
@@ -259,7 +260,7 @@ def require_outputs(
     for place, leaf in enumerate(outputs.leaves):
         if leaf is None:
             continue
-        if not isinstance(leaf, Tensor):
+        if not is_tensor(leaf):
             raise NotPerSampleError(
                 f"{output_path(outputs, place)} is {in_brief(leaf)} of type "
                 f"{type(leaf).__name__}, no tensor. Return tensors only: "

@@ -4,9 +4,9 @@ from contextlib import AbstractContextManager
 from textwrap import shorten
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from gradlib.opaque import NotSaved, keep_opaque
+from gradlib.opaque import NotSaved, is_module, is_tensor, keep_opaque
 from gradlib.recorder.forward_values import Value
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.gathering import Gathering
@@ -46,7 +46,7 @@ class ArgumentsAndOutputs:
         # A checkpoint gives the call other tensors when it computes it again.
         listens = self._gathers_inputs and call.checkpoints and not frame.in_backward
         for place, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
+            if not is_tensor(leaf):
                 leaves[place] = keep_opaque(leaf)
                 if type(leaves[place]) is NotSaved:
                     closed = *closed, place
@@ -78,8 +78,8 @@ class ArgumentsAndOutputs:
     def _keep_module(self, call: CallTrace, place: int, leaf: Any) -> None:
         """Keep a module of the model that is an argument, for a replay to pass on."""
         history, known = self._block.history, call.given_modules
-        if history is None or place in known or not issubclass(type(leaf), nn.Module):
-            return  # or a weak proxy of one, which has no hash
+        if history is None or place in known or not is_module(leaf):
+            return  # as for a weak proxy of one, which has no hash
         with self._looking:
             if history.meet_given(leaf, call.moment):
                 call.given_modules = {**known, place: leaf}
@@ -108,7 +108,7 @@ class ArgumentsAndOutputs:
         closed: dict[int, object] = {}
         leaves, spec = flatten(output)
         for place, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
+            if not is_tensor(leaf):
                 leaves[place] = keep_opaque(leaf)
                 if type(leaves[place]) is NotSaved:
                     closed[place] = leaf

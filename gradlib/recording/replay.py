@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradlib.double import Double
 from gradlib.errors import CannotReplayError
+from gradlib.opaque import is_tensor
 from gradlib.private.compiling import run_eagerly
 from gradlib.private.modules import parametrizations_computed_anew
 from gradlib.random_state import random_state_kept
@@ -177,4 +178,4 @@ def _names(trace: CallTrace, left: Collection[Key | Left]) -> tuple[str, ...]:
 
 
 def _as_it_is(leaf: object) -> object:
-    return keep(leaf) if isinstance(leaf, Tensor) else leaf
+    return keep(leaf) if is_tensor(leaf) else leaf

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlib.module_hook import AHEAD, nothing
+from gradlib.opaque import is_tensor
 from gradlib.private.hooks import (
     BACKWARD_PRE_HOOKS_OF,
     backward_pre_hooks,
@@ -120,7 +121,7 @@ class Scene:
             for key, of, leaf in ends
             if (grad := grads.get(key)) is not None
         }
-        tensors = [it for it in (*returned, *left.values()) if isinstance(it, Tensor)]
+        tensors = [it for it in (*returned, *left.values()) if is_tensor(it)]
         with (
             without_hooks_of_others(tensors, self._hooks_set),
             autocast_set_to(autocast),

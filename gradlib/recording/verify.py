@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import cast
 
+import numpy
 from torch import nn
 
 from gradlib.errors import CannotReplayError, RecordingArgumentError

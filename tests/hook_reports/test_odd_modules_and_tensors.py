@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -649,3 +650,18 @@ def test_a_report_in_a_compiled_function() -> None:
     module, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh()), given(4, 3)
     torch.compiler.reset()
     assert torch.compile(report, backend="eager")(module, x) == report(module, x)
+
+
+@pytest.mark.parametrize("spec", [Tensor, nn.Module])
+def test_an_attribute_that_stands_for_something_else(spec: Any) -> None:
+    module = nn.Linear(3, 2)
+    module.__dict__["trainer"] = MagicMock(spec=spec)
+    kind = report_of(module, given(4, 3)).kinds["register_backward_hook"]
+    assert [it.what for it in kind.grad_input] == LINEAR
+
+
+def test_a_weak_proxy_of_what_is_gone_is_to_be_taken_away() -> None:
+    module = nn.Linear(3, 2)
+    module.__dict__["trainer"] = weakref.proxy(nn.ReLU())
+    with pytest.raises(gradlib.NotCopyableError, match="the attribute trainer: take"):
+        gradlib.hook_report(module, given(4, 3))

@@ -2,8 +2,11 @@
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -548,3 +551,22 @@ def test_a_jacobian_in_a_compiled_function(way: Callable[..., Any]) -> None:
     fn, x = nn.Sequential(nn.Linear(3, 4), nn.GELU()).double(), points(5, 3)
     torch.compiler.reset()
     assert torch.compile(step, backend="eager")(fn, x) == step(fn, x)
+
+
+def of_what_is_gone() -> Any:
+    return weakref.proxy(nn.ReLU())
+
+
+@pytest.mark.parametrize("made", [of_what_is_gone, partial(MagicMock, spec=nn.Module)])
+def test_what_stands_for_something_else(made: Callable[[], Any]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.__dict__["trainer"] = made()
+
+        def forward(self, x: Tensor, _given: object) -> Tensor:
+            return x.sin()
+
+    x = points(5, 3)
+    jacobian = gradlib.per_sample_jacobian(Model(), x, made(), in_dims=(0, None))
+    require_close(jacobian, alone(torch.sin, x))

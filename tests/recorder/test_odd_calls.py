@@ -2,9 +2,13 @@
 
 import copy
 import threading
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -437,3 +441,34 @@ def test_a_handler_of_signals_that_calls_the_model(
     (call,) = [it for it in recording.calls("") if it.output.shape == (4, 1)]
     torch.testing.assert_close(call.grad_output, (torch.ones(4, 1),))
     torch.testing.assert_close(call.grad_input, (x.grad,))
+
+
+class Hands(nn.Module):
+    """Returns what it has beside what it computes."""
+
+    def __init__(self, had: object) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.__dict__["had"] = had  # torch takes none of what is gone
+
+    def forward(self, x: Tensor, given: object) -> tuple[Tensor, object, object]:
+        return self.layer(x), given, self.had
+
+
+def of_what_is_gone() -> Any:
+    return weakref.proxy(Hands(None))
+
+
+@pytest.mark.parametrize("made", [of_what_is_gone, partial(MagicMock, spec=Tensor)])
+def test_what_stands_for_something_else_is_handed_on(made: Callable[[], Any]) -> None:
+    model, odd = Hands(made()), made()
+    with gradlib.record(model) as recording:
+        y, given, had = model(torch.ones(4, 3), given=odd)
+        y.sum().backward()
+    assert given is odd
+    assert had is model.had
+    kept = [*recording[""].kwargs.values(), *recording[""].output[1:]]
+    assert [type(it) for it in kept] == [gradlib.NotSaved] * 3
+    assert torch.equal(recording["layer"].grad_output[0], torch.ones(4, 2))
+    assert recording.verify().agreed == 1
+    assert len(recording.verify().skipped) == 1
