@@ -207,7 +207,7 @@ def _shared(tree: Tree, inputs: tuple[Any, ...], in_dims: Any) -> tuple[bool, ..
     try:
         each: list[Any] = cast(Any, optree).broadcast_prefix(
             tuple(cast(Any, dims)),
-            tree.build(),
+            tree.form(),  # not the inputs: one that is no structure may not be opened
             none_is_leaf=True,
             namespace=NAMESPACE,
         )

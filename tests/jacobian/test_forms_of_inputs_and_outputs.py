@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -493,3 +494,25 @@ def test_every_error_is_ours() -> None:
     for call, _ in WRONG.values():
         with pytest.raises(GradlibError):
             call()
+
+
+@dataclass
+class HandsOn:
+    """No copy of it can be made: before it has `data`, it looks for it in itself."""
+
+    data: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.data, name)
+
+
+def test_a_shared_input_that_stays_closed() -> None:
+    itself: list[Any] = []
+    itself.append(itself)
+
+    def fn(x: Tensor, _closed: object) -> Tensor:
+        return x.sin()
+
+    for closed in (HandsOn(2), itself):
+        found = gradlib.per_sample_jacobian(fn, X, closed, in_dims=(0, None))
+        assert torch.equal(found, gradlib.per_sample_jacobian(torch.sin, X))
