@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 from torch import nn
 
-from gradlib.errors import NoSuchModuleError
+from gradlib.errors import NoSuchModuleError, RecordingArgumentError
 
 Choice: TypeAlias = str | Iterable[str] | Callable[[str, nn.Module], bool]
 """Names, patterns such as ``"layers.*"``, or a function of name and module."""
@@ -35,6 +35,29 @@ def first_names(every: dict[str, nn.Module]) -> dict[nn.Module, str]:
     first = dict.fromkeys(every.values(), "")
     first.update(zip(reversed(every.values()), reversed(every), strict=True))
     return first
+
+
+def require_apart(every: dict[str, nn.Module]) -> None:
+    """Raise where two modules are equal, which torch and we would take for one.
+
+    Args:
+        every: A model's modules by all their names.
+
+    Raises:
+        RecordingArgumentError: A class of modules compares them by other than identity.
+    """
+    first: dict[nn.Module, tuple[str, nn.Module]] = {}
+    for name, module in every.items():
+        other, same = first.setdefault(module, (name, module))
+        if same is not module:
+            kind = type(module).__name__
+            raise RecordingArgumentError(
+                f'record(model): the modules "{other}" and "{name}" are two, but by '
+                f"the __eq__ of their class {kind} they are equal, and equal modules "
+                "count as one, also for model.named_modules() and model.parameters(). "
+                f"Let {kind} keep the __eq__ and __hash__ of nn.Module, as a dataclass "
+                "does with @dataclass(eq=False)."
+            )
 
 
 def recorded_names(every: dict[str, nn.Module]) -> dict[str, str]:

@@ -62,7 +62,8 @@ def record(
             class or a module, or a function that does not take a name and a module.
         UnknownFieldError: `keep` names something that no call has.
         RecordingArgumentError: `reduce` is not a function, tensors cannot be put on
-            `device`, or the block is begun a second time.
+            `device`, two modules are equal by their class's ``__eq__``, or the block is
+            begun a second time.
 
     Example:
         ```python

@@ -24,7 +24,7 @@ from gradlib.recording.history import History
 from gradlib.recording.kept import refuses_to_be_kept
 from gradlib.recording.recording import Recording
 from gradlib.recording.trace import Block
-from gradlib.selection import first_names, modules_of, recorded_names
+from gradlib.selection import first_names, modules_of, recorded_names, require_apart
 from gradlib.sharded import is_sharded
 from gradlib.stats import tensor_stats
 from gradlib.values import Transfers, keeper
@@ -63,6 +63,7 @@ class WithBlock(AbstractContextManager[Recording]):
         passes = Passes(keep, keep if tensors else nothing, cannot_add=cannot_add)
         self._passes = passes
         every = modules_of(model, remove_duplicate=False)
+        require_apart(every)
         places, names = first_names(every), recorded_names(every)
         refuses = _refuse(places.keys())
         # A replay needs the arguments of the call, and the state it met. FSDP frees the

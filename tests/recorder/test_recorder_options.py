@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -711,6 +712,31 @@ def test_a_block_is_begun_once() -> None:
         model(x)
     assert len(recording) == 2
     assert not model._forward_hooks
+
+
+@dataclass(unsafe_hash=True)
+class Scaled(nn.Module):
+    """A layer that equals any other with its factor."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+
+def test_two_modules_that_are_equal_are_refused() -> None:
+    layer = Scaled(2)
+    with pytest.raises(
+        gradlib.RecordingArgumentError,
+        match=r'"0" and "2" are two, .* class Scaled .* @dataclass\(eq=False\)',
+    ):
+        gradlib.record(nn.Sequential(layer, layer, Scaled(2)))
+    with gradlib.record(nn.Sequential(layer, layer, Scaled(3))) as recording:
+        layer(torch.ones(1))
+    assert len(recording) == 1
 
 
 ASKED: dict[str, Any] = {
