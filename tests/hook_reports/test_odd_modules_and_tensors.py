@@ -642,7 +642,6 @@ def test_a_tensor_that_a_full_hook_does_not_see_may_require_grad(by_name: bool) 
     assert said in report.kinds[FULL].why
 
 
-@pytest.mark.filterwarnings("error")
 def test_a_report_in_a_compiled_function() -> None:
     def report(module: nn.Module, x: Tensor) -> str:
         return str(gradlib.hook_report(module, x))

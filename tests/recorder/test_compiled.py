@@ -193,7 +193,6 @@ QUESTIONS: dict[str, Callable[[gradlib.Recording], Any]] = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.filterwarnings("error")
 def test_a_question_in_a_compiled_function(question: str) -> None:
     net, x, ask = Net(), torch.randn(3, 3), QUESTIONS[question]
     found = torch.compile(step_and_ask, backend="eager")(net, x, ask)

@@ -442,7 +442,6 @@ def test_what_parametrizations_have_cached_is_not_the_copies() -> None:
     assert torch.equal(model.parametrizations.weight.original.grad, expected)
 
 
-@pytest.mark.filterwarnings("error")
 def test_another_generator_of_numpy() -> None:
     of_numpy: Any = numpy.random
     before = of_numpy.get_bit_generator()

@@ -701,7 +701,6 @@ def test_grad_outputs_that_are_arrays_without_a_shape() -> None:
 
 
 @pytest.mark.parametrize("ask", [gradlib.grad, gradlib.explain_vjp])
-@pytest.mark.filterwarnings("error")
 def test_a_call_in_a_compiled_function(ask: Any) -> None:
     def step(x: Tensor) -> str:
         return str(ask(x.square().sum(), x))
