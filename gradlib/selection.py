@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradlib.errors import NoSuchModuleError, RecordingArgumentError
 
@@ -105,7 +105,8 @@ def selector(
         _require_both(choice, model)
         return choice
     else:
-        several = isinstance(cast(object, choice), Iterable)
+        given = cast(object, choice)
+        several = isinstance(given, Iterable) and not isinstance(given, Tensor)
         patterns = list(choice) if several else [cast(str, choice)]
     names = recorded_names(modules_of(model, remove_duplicate=False))
     for pattern in patterns:

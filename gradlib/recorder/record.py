@@ -126,7 +126,7 @@ def _require_usable(reduce: object, device: Any) -> None:
 
 
 def _fields(keep: object) -> frozenset[Any]:
-    several = isinstance(keep, Iterable) and not isinstance(keep, str)
+    several = isinstance(keep, Iterable) and not isinstance(keep, str | Tensor)
     fields: list[Any] = list(cast(Any, keep if several else [keep]))
     for name in fields:
         if name not in FIELDS:

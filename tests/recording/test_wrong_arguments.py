@@ -32,6 +32,16 @@ OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         gradlib.UnknownFieldError,
         r'record\(keep=...\): "3" is no field that can be kept. There are: "args"',
     ),
+    "modules, a number in a tensor": (
+        {"modules": torch.tensor(0)},
+        gradlib.NoSuchModuleError,
+        "something of type Tensor is no name",
+    ),
+    "keep, a number in a tensor": (
+        {"keep": torch.tensor(0)},
+        gradlib.UnknownFieldError,
+        '"0" is no field',
+    ),
     "keep, None": ({"keep": None}, gradlib.UnknownFieldError, '"None" is no field'),
     "keep, of two types": (
         {"keep": [1, "arg"]},
