@@ -1,10 +1,11 @@
-"""Make the 404 page say where to go from there."""
+"""Make the 404 page say where to go from there, and what it is in its title."""
 
 from urllib.parse import urlsplit
 
 from mkdocs.config.defaults import MkDocsConfig
 
 BARE = "<h1>404 - Not found</h1>"
+TITLE = "<title>{name}</title>"
 HELP = """<h1>There is no such page</h1>
 <p>It may have moved. Search for it above, for a message of torch too, or go on with</p>
 <ul>
@@ -29,4 +30,7 @@ def on_post_template(
         raise ValueError(f"404.html of the theme does not say {BARE}")
     # The page is shown at any wrong address, so relative links would not work.
     home = urlsplit(config.site_url or "/").path
-    return output_content.replace(BARE, HELP.format(home=home))
+    site = TITLE.format(name=config.site_name)
+    titled = TITLE.format(name=f"No such page - {config.site_name}")
+    helped = output_content.replace(BARE, HELP.format(home=home))
+    return helped.replace(site, titled)

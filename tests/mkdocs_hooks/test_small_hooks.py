@@ -1,10 +1,14 @@
 import pytest
 import torch
 from mkdocs.config import load_config
+from mkdocs.structure.files import File
+from mkdocs.structure.pages import Page
 from mkdocs.structure.toc import AnchorLink
 
 from mkdocs_hooks import (
     breakable_contents,
+    described,
+    folded_code,
     not_found,
     printed_lines,
     said_below,
@@ -118,6 +122,47 @@ def test_a_short_line_ends_a_paragraph() -> None:
     assert "again" not in shown("  " + FIRST, "requires grad")
 
 
+LONG = '    <span class="n">call</span>(a &lt; b, another_one, and_one_more)'
+
+
+def program(code: str, language: str = "language-python ") -> str:
+    return (
+        f'<div class="{language}highlight"><pre><span></span><code>{code}\n'
+        "</code></pre></div>"
+    )
+
+
+def folded(line: str, column: int) -> str:
+    return f'<span class="folds" style="--column: {column}">{line}</span>'
+
+
+@pytest.mark.parametrize("language", ["language-python ", ""])
+def test_long_lines_of_code_are_marked(language: str) -> None:
+    page = program(f"x = 1\n{LONG}\ny = 2", language)
+    assert folded_code.on_page_content(page) == program(
+        f"x = 1\n{folded(LONG, 4)}\ny = 2", language
+    )
+
+
+def test_what_a_block_prints_is_not_folded_as_code() -> None:
+    rows = (
+        f'<span class="c1"># {FIRST}</span>\n<span class="c1">#&gt; 1  {FIRST}</span>'
+    )
+    page = folded_code.on_page_content(printed_lines.on_page_content(program(rows)))
+    assert page.count("folds") == 1
+    output = program(LONG, "language-text output no-copy ")
+    assert folded_code.on_page_content(output) == output
+
+
+def test_a_line_that_a_program_marks_is_folded_inside_its_mark() -> None:
+    page = folded_code.on_page_content(
+        program(f'<span class="hll">{LONG}\n</span>{LONG}')
+    )
+    assert page == program(
+        f'<span class="hll">{folded(LONG, 4)}\n</span>{folded(LONG, 4)}'
+    )
+
+
 def test_long_names_in_the_contents_break_where_a_word_begins() -> None:
     below = AnchorLink("register_multi_grad_hook", "b", 2)
     entry = AnchorLink(
@@ -181,8 +226,11 @@ def test_code_to_copy_and_long_code_are_left_alone(content: str) -> None:
 def test_the_page_for_wrong_addresses_leads_on(site: str, home: str) -> None:
     config = load_config(site_url=site)
     page = not_found.on_post_template(
-        f"<main>{not_found.BARE}</main>", template_name="404.html", config=config
+        f"<title>gradlib</title><main>{not_found.BARE}</main>",
+        template_name="404.html",
+        config=config,
     )
+    assert "<title>No such page - gradlib</title>" in page
     assert f'<a href="{home}errors/">' in page
     assert not_found.BARE not in page
 
@@ -199,6 +247,36 @@ def test_a_theme_that_says_something_else_there_is_noticed() -> None:
         not_found.on_post_template(
             "<main/>", template_name="404.html", config=load_config()
         )
+
+
+def description(content: str, **meta: str) -> str:
+    page = Page("Page", File("page.md", "", "", use_directory_urls=True), load_config())
+    page.meta = dict(meta)
+    described.on_page_content(content, page=page)
+    return page.meta["description"]
+
+
+ANSWER = '<p><code>v</code> is "one".\nIt has a <a href="">shape</a>:</p>'
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "<blockquote>\n<p>What is v?</p>\n</blockquote>\n<p>From <a>there</a>.</p>\n",
+        "<p><em>What is <code>v</code>?</em></p>\n",
+        '<p><a href="a.py" download>Download a.py</a></p>\n',
+    ],
+)
+def test_a_page_is_described_by_its_answer(before: str) -> None:
+    assert description(before + ANSWER) == "v is &quot;one&quot;."
+    assert description(before + ANSWER, description="Its own.") == "Its own."
+
+
+def test_a_description_is_of_whole_sentences() -> None:
+    long = f"It is {'very ' * 30}long. "
+    said = description(f"<p>mean() (or so.) {long * 3}</p>")
+    assert said == f"mean() (or so.) {long}".rstrip()
 
 
 def test_each_page_says_which_torch_its_outputs_are_of() -> None:

@@ -227,6 +227,17 @@ def test_every_page_is_looked_at(built_site: Path) -> None:
     assert sorted(built) == sorted(page_urls())
 
 
+@pytest.mark.parametrize(
+    "of_page", [r"<title>(.*?)</title>", r'<meta name="description" content="(.*?)">']
+)
+def test_every_page_says_what_it_is_in_its_head(built_site: Path, of_page: str) -> None:
+    seen: dict[str, Path] = {}
+    for path in built_site.rglob("*.html"):
+        (said,) = re.findall(of_page, path.read_text(encoding="utf-8"))
+        assert seen.setdefault(said, path) == path
+        assert said.strip()
+
+
 def test_search_finds_grad_input(page: Page, searchable_site: Server) -> None:
     heard = listen(page, searchable_site)
     page.goto(searchable_site.url)
@@ -531,6 +542,22 @@ def test_a_phone_breaks_printed_sentences_at_its_own_width(
     lines = message.inner_text().split("\n")
     assert [line.split()[0] for line in lines] == ["#>"] * len(lines)
     assert len(lines) > 1
+
+
+def test_a_phone_folds_long_lines_of_code(page: Page, site: Server) -> None:
+    fits = "all => all.every(it => it.scrollWidth <= it.clientWidth)"
+    for url in "versions/migrating/", "errors/GL101/":
+        open_whole(page, site.url + url)
+        code = page.locator("pre > code:has(.folds)")
+        assert code.count() > 2
+        assert code.evaluate_all(fits)
+    line = page.locator(".folds", has_text="requires_grad=True").first
+    whole = line.inner_text()
+    height = "it => it.getBoundingClientRect().height"
+    folded = line.evaluate(height)
+    look_from(page, 1280, "light")
+    assert folded > 1.5 * line.evaluate(height)
+    assert line.inner_text() == whole
 
 
 def test_paper_is_light_and_has_room_for_all(page: Page, site: Server) -> None:
