@@ -1,6 +1,7 @@
 """Mark the long lines of code: a telephone folds these where its screen ends.
 
-What a block prints is not folded here: see `printed_lines`, which comes before.
+They fold at spaces, and where a call's arguments begin. What a block prints is not
+folded here: see `printed_lines`, which comes before.
 """
 
 import html
@@ -11,10 +12,13 @@ BLOCK = re.compile(
     "(.*?)(</code></pre>)",
     re.DOTALL,
 )
-MARKED = re.compile(r'(?:</span>)?(?:<span class="hll">)?')
-"""What stands before a line that is marked, or below one: it is closed there."""
+LINE = re.compile(
+    r'(?P<before>(?:</span>)?(?:<span class="hll">)?)'  # a mark ends in the next line
+    r'(?P<opening>(?:<span class="\w+">)?)(?P<indent> *)(?P<rest>.*)'
+)
 TAG = re.compile(r"<[^>]*>")
 PRINTED = re.compile(r'class="(c1 printed|mark)\b')
+CALL = re.compile(r'(?<=\()</span>(?=<span class="(?!p"))')
 SHORTEST = 34
 """Lines of so many characters, and shorter ones, fit every telephone."""
 
@@ -31,10 +35,15 @@ def folded(block: re.Match[str]) -> str:
 
 
 def marked(line: str) -> str:
-    """Return a line, marked with the column it begins in if it may be too long."""
-    text = html.unescape(TAG.sub("", line))
-    if len(text) <= SHORTEST or PRINTED.search(line):
+    """Return a line, if it may be too long with all but its indent marked."""
+    if len(html.unescape(TAG.sub("", line))) <= SHORTEST or PRINTED.search(line):
         return line
-    column = len(text) - len(text.lstrip())
-    opening = f'<span class="folds" style="--column: {column}">'
-    return MARKED.sub(rf"\g<0>{opening}", line, count=1) + "</span>"
+    return LINE.sub(whole, line, count=1)
+
+
+def whole(line: re.Match[str]) -> str:
+    """Return a line with what is to be folded marked, and where it begins."""
+    code = line["opening"] + CALL.sub("</span><wbr>", line["rest"])
+    where = f"--column: {len(line['indent'])}"
+    mark = f'<span class="folds" style="{where}">{code}</span>'
+    return f"{line['before']}{line['indent']}{mark}"

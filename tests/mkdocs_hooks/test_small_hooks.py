@@ -122,7 +122,7 @@ def test_a_short_line_ends_a_paragraph() -> None:
     assert "again" not in shown("  " + FIRST, "requires grad")
 
 
-LONG = '    <span class="n">call</span>(a &lt; b, another_one, and_one_more)'
+LONG = '<span class="n">call</span>(a &lt; b, another_one, and_one_more)'
 
 
 def program(code: str, language: str = "language-python ") -> str:
@@ -132,16 +132,31 @@ def program(code: str, language: str = "language-python ") -> str:
     )
 
 
-def folded(line: str, column: int) -> str:
-    return f'<span class="folds" style="--column: {column}">{line}</span>'
+def folded(line: str, column: int = 4) -> str:
+    mark = f'<span class="folds" style="--column: {column}">'
+    return f"{' ' * column}{mark}{line}</span>"
 
 
 @pytest.mark.parametrize("language", ["language-python ", ""])
 def test_long_lines_of_code_are_marked(language: str) -> None:
-    page = program(f"x = 1\n{LONG}\ny = 2", language)
+    page = program(f"x = 1\n    {LONG}\ny = 2", language)
     assert folded_code.on_page_content(page) == program(
-        f"x = 1\n{folded(LONG, 4)}\ny = 2", language
+        f"x = 1\n{folded(LONG)}\ny = 2", language
     )
+
+
+def test_the_indent_of_a_long_line_in_a_string_is_not_folded() -> None:
+    opening, rest = '<span class="sd">', f"{FIRST}</span>"
+    page = folded_code.on_page_content(program(f"{opening}    {rest}"))
+    assert page == program(folded(opening + rest))
+
+
+def test_a_line_may_fold_where_arguments_begin() -> None:
+    name, parenthesis = f'<span class="n">{"f" * 40}</span>', '<span class="p">(</span>'
+    page = folded_code.on_page_content(program(name + parenthesis + name))
+    assert page == program(folded(f"{name}{parenthesis}<wbr>{name}", 0))
+    short = program(f'{parenthesis}<span class="n">f</span>')
+    assert folded_code.on_page_content(short) == short
 
 
 def test_what_a_block_prints_is_not_folded_as_code() -> None:
@@ -156,11 +171,9 @@ def test_what_a_block_prints_is_not_folded_as_code() -> None:
 
 def test_a_line_that_a_program_marks_is_folded_inside_its_mark() -> None:
     page = folded_code.on_page_content(
-        program(f'<span class="hll">{LONG}\n</span>{LONG}')
+        program(f'<span class="hll">    {LONG}\n</span>    {LONG}')
     )
-    assert page == program(
-        f'<span class="hll">{folded(LONG, 4)}\n</span>{folded(LONG, 4)}'
-    )
+    assert page == program(f'<span class="hll">{folded(LONG)}\n</span>{folded(LONG)}')
 
 
 def test_long_names_in_the_contents_break_where_a_word_begins() -> None:
