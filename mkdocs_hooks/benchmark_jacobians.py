@@ -157,7 +157,7 @@ def summed_up(nets: dict[str, Ways]) -> str:
     """Say where gradlib is the fastest, and where not."""
     lost = slower(nets)
     named = [
-        f"{net} ({row['contender']} takes {times(row)} as long)"
+        f"*{net}* ({row['contender']} takes {times(row)} as long)"
         for net, row in lost.items()
     ]
     which = f", not on {' or '.join(named)}" if 0 < len(lost) <= FEW else ""

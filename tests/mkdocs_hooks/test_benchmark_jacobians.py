@@ -87,7 +87,7 @@ def test_where_ours_is_slower_is_said_first() -> None:
     assert good == "gradlib is the fastest on 2 of 2 networks; checked on 0."
     slow = {**rows, "TorchJD": {**rows["TorchJD"], "to_gradlib": {"median": 0.5}}}
     bad = jacobians.summed_up({"one": rows, "two": slow})
-    assert "fastest on 1 of 2 networks, not on two (TorchJD takes 0.50 times" in bad
+    assert "fastest on 1 of 2 networks, not on *two* (TorchJD takes 0.50 times" in bad
 
 
 def test_each_machine_has_a_column() -> None:
@@ -118,7 +118,7 @@ def test_many_networks_in_short() -> None:
     assert one.startswith("**1 thread:**")
     assert two.startswith("**2 threads:**")
     assert "0.50 to 3.00 times as long, with a median of 3.00." in one
-    assert f"on {len(nets) - 1} of {len(nets)} networks, not on {last}" in two
+    assert f"on {len(nets) - 1} of {len(nets)} networks, not on *{last}*" in two
     assert faster.startswith("With 1 thread, ")
     assert "than gradlib with its check" in faster
     named = [line.split(" | ")[0] for line in lost.splitlines()[2:]]
