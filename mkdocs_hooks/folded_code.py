@@ -1,4 +1,4 @@
-"""Mark the long lines of code: a telephone folds these where its screen ends.
+"""Mark the long lines of code, which fold where their block ends, as on a telephone.
 
 They fold at spaces, and where a call's arguments begin. What a block prints is not
 folded here: see `printed_lines`, which comes before.
