@@ -59,7 +59,7 @@ def wordings(code: str) -> str:
 def listed(errors: dict[str, str | None]) -> str:
     """Return the errors by build, each once for successive builds that agree."""
     entries = "".join(
-        f"<dt>torch {span(list(builds))}</dt><dd>{shown(error)}</dd>"
+        f"<dt>torch {span(list(builds))}</dt>{shown(error)}"
         for error, builds in groupby(errors, key=lambda build: errors[build])
     )
     return f"<dl>{entries}</dl>"
@@ -67,4 +67,6 @@ def listed(errors: dict[str, str | None]) -> str:
 
 def shown(error: str | None) -> str:
     """Return an error as a block of code, or the words that there is none."""
-    return "no error" if error is None else said(error)
+    if error is None:
+        return '<dd class="unsaid">no error</dd>'
+    return f"<dd>{said(error)}</dd>"

@@ -87,7 +87,8 @@ def image(
     least = min(width, math.ceil(LEAST / letters(svg) * width))
     least = PHONE.start - 1 if least in PHONE else least
     return (
-        f'<span class="scrolls" tabindex="0"><img class="{kind}"'
+        f'<span class="scrolls" tabindex="0" role="group" aria-label="Figure">'
+        f'<img class="{kind}"'
         f' src="{get_relative_url(file.url, page.url)}" alt="{html.escape(alt)}"'
         f' width="{width}" height="{height}"'
         f' style="min-width: {least}px"></span>'

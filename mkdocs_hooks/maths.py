@@ -65,4 +65,5 @@ def mathml(tex: str, display: bool) -> str:
     made = PRIMES.sub(BESIDE, made)
     made = made.replace("<math ", "<math data-search-exclude ", 1)
     # A wide formula scrolls by itself, with the keyboard too.
-    return f'<div class="wide" tabindex="0">{made}</div>' if display else made
+    opening = '<div class="wide" tabindex="0" role="group" aria-label="Formula">'
+    return f"{opening}{made}</div>" if display else made

@@ -36,7 +36,8 @@ def wide(table: re.Match[str]) -> str:
     numbers = sum("right" in head for head in heads)
     two_lines = numbers >= MANY and len(heads) - numbers <= TEXTS
     many = f' style="--numbers: {numbers}"' * two_lines
-    return f'<div class="wide" tabindex="0"{many}>{CODE.sub(breakable, table[0])}</div>'
+    opening = f'<div class="wide" tabindex="0" role="group" aria-label="Table"{many}>'
+    return f"{opening}{CODE.sub(breakable, table[0])}</div>"
 
 
 def breakable(name: re.Match[str]) -> str:

@@ -25,7 +25,8 @@ def test_inline() -> None:
 
 def test_display_scrolls_by_itself() -> None:
     shown = convert('<div class="arithmatex">\\[\nv^\\top J\n\\]</div>')
-    assert shown.startswith('<div class="wide" tabindex="0"><math data-search-exclude')
+    assert shown.startswith('<div class="wide" tabindex="0" role="group" aria-label=')
+    assert '"Formula"><math data-search-exclude' in shown
     assert 'display="block"' in shown
 
 

@@ -191,7 +191,8 @@ def test_long_names_in_the_contents_break_where_a_word_begins() -> None:
 
 def test_tables_scroll_by_themselves() -> None:
     assert wide_tables.on_page_content("<table><tr></tr></table>") == (
-        '<div class="wide" tabindex="0"><table><tr></tr></table></div>'
+        '<div class="wide" tabindex="0" role="group" aria-label="Table">'
+        "<table><tr></tr></table></div>"
     )
 
 
