@@ -79,8 +79,14 @@ class HookKind(Printable):
 class Kinds(dict[str, HookKind]):
     """The kinds of hooks, by name; another name is told which there are."""
 
-    def __missing__(self, name: object) -> HookKind:
-        """Raise, and say which kinds there are."""
+    def __getitem__(self, name: object) -> HookKind:
+        """Return a kind.
+
+        Raises:
+            UnknownKindError: There is no such kind; the message says which there are.
+        """
+        if isinstance(name, str) and (kind := self.get(name)) is not None:
+            return kind
         known = ", ".join(f'"{it}"' for it in self)
         raise UnknownKindError(
             f"kinds[{in_brief(name)}]: there is no such kind of hook. There are: "

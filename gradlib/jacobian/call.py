@@ -1,12 +1,13 @@
 """The call of ``per_sample_jacobian``, as it was made."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy
 
+from gradlib import flags
 from gradlib.errors import JacobianArgumentError
-from gradlib.wording import in_brief
 
 Argnums: TypeAlias = int | tuple[int, ...] | str
 """The number of an input, a tuple of them, or ``"parameters"``."""
@@ -51,18 +52,5 @@ def plain(given: Any) -> Any:
     return int(cast(Any, given)) if isinstance(given, numpy.integer) else given
 
 
-def as_flag(name: str, given: object) -> bool:
-    """Return a flag as a bool, from a bool, an int, a bool of NumPy or ``None``.
-
-    A string or an array is a mistake: ``"no"`` would be true, and an array has no truth
-    value.
-
-    Raises:
-        JacobianArgumentError: It is something else.
-    """
-    if issubclass(type(given), (int, numpy.bool_, type(None))):
-        return bool(given)
-    raise JacobianArgumentError(
-        f"{name} is {in_brief(given)} of type {type(given).__name__}; it is True or "
-        "False."
-    )
+as_flag = partial(flags.as_flag, error=JacobianArgumentError)
+"""Return a flag as a bool, or raise `JacobianArgumentError`."""

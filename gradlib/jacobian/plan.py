@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
+from gradlib.errors import JacobianArgumentError
 from gradlib.jacobian import forward, reverse, split
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.pieces import Piece, detached
 from gradlib.render import Printable, Table
-from gradlib.wording import in_bytes, listed
+from gradlib.wording import in_brief, in_bytes, listed
 
 Way: TypeAlias = Callable[..., Iterator[Piece]]
 
@@ -101,7 +102,15 @@ class JacobianPlan(Printable):
 
         Args:
             mode: A key of `counts`; without rows or columns there are 0 passes.
+
+        Raises:
+            JacobianArgumentError: The plan has no such mode.
         """
+        if not isinstance(cast(object, mode), str) or mode not in self.counts:
+            known = ", ".join(map(repr, self.counts))
+            raise JacobianArgumentError(
+                f"passes_of(mode): mode is {in_brief(mode)}; it is one of {known}."
+            )
         count = self.counts[mode]
         if isinstance(count, str):
             return 0

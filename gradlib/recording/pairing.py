@@ -49,7 +49,7 @@ def require_names(
         for name, known, which in zip(
             pair, (ours, theirs), ("this", "the other"), strict=True
         ):
-            if name not in known:
+            if not isinstance(name, str) or name not in known:
                 raise RecordingArgumentError(
                     f"compare(names=...): {which} recording has no call of "
                     f"{in_brief(name)}. {nearest(str(name), known)}"

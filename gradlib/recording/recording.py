@@ -124,7 +124,7 @@ class Recording(Printable):
                 return any(key == it for it in self)
             case str():
                 return bool(self._find(key))
-            case (str() as name, int() as index):
+            case (str() as name, int() | numpy.integer() as index):
                 return any(it.index == index for it in self._find(name))
             case _:
                 return False

@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Sequence
 from typing import cast
 
-import numpy
 from torch import nn
 
 from gradlib.errors import CannotReplayError, RecordingArgumentError
+from gradlib.flags import as_flag
 from gradlib.progress import reported
 from gradlib.recording.check_call import check_call
 from gradlib.recording.difference import Difference, Tolerance
@@ -15,19 +15,13 @@ from gradlib.recording.places import full_name
 from gradlib.recording.replayable import label, require_replayable
 from gradlib.recording.trace import CallTrace
 from gradlib.recording.verification import Skipped, Verification
-from gradlib.wording import in_brief
 
 
 def verify(
     traces: Sequence[CallTrace], *, numerical: bool, tolerance: Tolerance
 ) -> Verification:
     """Replay each call and compare; see `Recording.verify`."""
-    # A string or an array is a mistake: "no" is true, and an array neither.
-    if not isinstance(cast(object, numerical), int | numpy.bool_):
-        raise RecordingArgumentError(
-            f"numerical must be True or False, but it is {in_brief(numerical)}, of "
-            f"type {type(numerical).__name__}."
-        )
+    numerical = as_flag("numerical", numerical, RecordingArgumentError)
     if not traces:
         return Verification((), (), agreed=0, calls=0)
     with require_replayable(traces[0].block).looked_at_once():

@@ -18,6 +18,7 @@ from gradlib.vjp.raised import explain_raised
 from gradlib.vjp.tracebacks import ONLY_RAISED, innermost_call, raised_by_hook
 from gradlib.vjp.vector_lists import are_rows
 from gradlib.vjp.wordings import code_of
+from gradlib.wording import in_brief
 
 _RUNS_LATER = CO_ASYNC_GENERATOR | CO_COROUTINE | CO_GENERATOR
 
@@ -27,6 +28,12 @@ class Explaining(ContextDecorator):
 
     def __call__(self, func: Callable[..., Any]) -> Any:
         """Return the function with its errors explained."""
+        if isinstance(cast(object, func), type) or not callable(func):
+            raise RecordingArgumentError(
+                f"explain_errors() is above {in_brief(func)}, of type "
+                f"{type(func).__name__}. It goes above a function: in a class above "
+                "each method, and below @classmethod and @property."
+            )
         code = getattr(func, "__code__", None)
         if code is not None and code.co_flags & _RUNS_LATER:
             raise RecordingArgumentError(
@@ -69,7 +76,8 @@ def explain_errors() -> Explaining:
 
     Raises:
         Exception: What the block raises.
-        RecordingArgumentError: It decorates an async function or a generator.
+        RecordingArgumentError: It decorates an async function, a generator, a class or
+            what is no function.
 
     Example:
         ```python

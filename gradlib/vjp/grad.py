@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from gradlib.errors import RecordingArgumentError
+from gradlib.flags import as_flag
 from gradlib.private.compiling import as_written
 from gradlib.vjp.arguments import read_arguments
 from gradlib.vjp.diagnose import diagnose
@@ -67,8 +69,9 @@ def grad(
     before the graph is used, so that you can correct it and call again; only a freed
     graph, a tensor changed in place, and an operation that takes no sparse gradient are
     found while the gradients are computed.
-    Two calls that torch silently accepts raise here: with a `grad_outputs` of integers
-    or booleans, and with more `grad_outputs` than outputs.
+    Calls that torch silently accepts raise here: with a `grad_outputs` of integers or
+    booleans, with more `grad_outputs` than outputs, and with an option that is neither
+    true nor false.
 
     Args:
         outputs: One tensor or gradient edge, or several, of any shapes.
@@ -100,6 +103,7 @@ def grad(
         ChangedInPlaceError: A tensor that is needed was changed in place.
         NotDifferentiableArgumentError: `outputs` or `inputs` is empty, or holds
             something other than tensors.
+        RecordingArgumentError: An option is neither true nor false.
         ValueError: torch's own, for ``materialize_grads=True`` with
             ``allow_unused=False``.
         RuntimeError: torch's own, where an operation has no derivative at this point,
@@ -138,15 +142,16 @@ def grad(
         ```
     """
     site = site_of_caller()
+    only_inputs = as_flag("only_inputs", only_inputs, RecordingArgumentError)
     arguments = read_arguments(
         outputs,
         inputs,
         grad_outputs,
-        retain_graph=retain_graph,
-        create_graph=create_graph,
-        allow_unused=allow_unused,
-        is_grads_batched=is_grads_batched,
-        materialize_grads=materialize_grads,
+        retain_graph=_option("retain_graph", retain_graph, None),
+        create_graph=_option("create_graph", create_graph, False),
+        allow_unused=_option("allow_unused", allow_unused, None),
+        is_grads_batched=_option("is_grads_batched", is_grads_batched, False),
+        materialize_grads=_option("materialize_grads", materialize_grads, False),
         site=site,
     )
     found = diagnose(arguments)
@@ -170,3 +175,10 @@ def grad(
         raise found.error() from error
     keys = arguments.inputs.keys
     return gradients if keys is None else dict(zip(keys, gradients, strict=True))
+
+
+def _option(name: str, given: Any, default: bool | None) -> Any:
+    """Return an option as a bool, or as its default; leave a tensor to `diagnose`."""
+    if given is default or isinstance(given, Tensor):
+        return given
+    return as_flag(name, given, RecordingArgumentError)

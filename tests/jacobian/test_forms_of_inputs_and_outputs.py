@@ -319,7 +319,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "progress in words": (
         lambda: gradlib.per_sample_jacobian(torch.sin, X, progress=odd("no")),
-        "progress is 'no' of type str; it is True or False",
+        "progress must be True or False, but it is 'no', of type str",
     ),
     "a loader": (
         lambda: gradlib.per_sample_jacobian(torch.sin, DataLoader(odd([X]))),
@@ -389,31 +389,31 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "check is a word": (
         lambda: gradlib.per_sample_jacobian(nn.Linear(3, 2), X, check=odd("no")),
-        "check is 'no' of type str; it is True or False",
+        "check must be True or False, but it is 'no', of type str",
     ),
     "check is an array": (
         lambda: gradlib.per_sample_jacobian(torch.sin, X, check=odd(np.array([0, 1]))),
-        "check is array",
+        "check must be True or False, but it is array",
     ),
     "check is a word, for a plan": (
         lambda: gradlib.plan_jacobian(torch.sin, X, check=odd("no")),
-        "check is 'no'",
+        "check must be True or False",
     ),
     "check is a word, for tensors": (
         lambda: gradlib.per_sample_jacobian_from_graph(X, X, check=odd("no")),
-        "check is 'no'",
+        "check must be True or False",
     ),
     "create_graph is a word": (
         lambda: gradlib.per_sample_jacobian(torch.sin, X, create_graph=odd("yes")),
-        "create_graph is 'yes' of type str; it is True or False",
+        "create_graph must be True or False, but it is 'yes', of type str",
     ),
     "create_graph is a word, for a plan": (
         lambda: gradlib.plan_jacobian(torch.sin, X, create_graph=odd("yes")),
-        "create_graph is 'yes'",
+        "create_graph must be True or False",
     ),
     "create_graph is a word, for tensors": (
         lambda: gradlib.per_sample_jacobian_from_graph(X, X, create_graph=odd("yes")),
-        "create_graph is 'yes'",
+        "create_graph must be True or False",
     ),
     "parameters of a function": (
         lambda: gradlib.per_sample_jacobian(torch.sin, X, argnums="parameters"),
