@@ -292,3 +292,31 @@ def test_what_leads_to_nothing_of_the_call_is_not_spoken_of() -> None:
         (y.sum() + PUT.pop() + layer.take()).backward()
     assert not recording[""].note
     assert scale.grad is not None
+
+
+class PutsOutput(nn.Module):
+    """Stores what its layer returned, and returns something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        PUT.append(y)
+        return 2 * y
+
+
+@pytest.mark.parametrize("keep", ["grad_output", "param_grads"])
+def test_a_pass_through_the_output_of_a_child_did_not_reach_that_of_the_call(
+    keep: str,
+) -> None:
+    """A pass did reach the call, which no kept field shows."""
+    model = PutsOutput()
+    with gradlib.record(model, keep=keep) as recording:
+        model(inputs())
+        PUT.pop().sum().backward()
+    assert len(recording["inner"].passes) == 1
+    assert not recording[""].passes
+    said = "no backward pass reached its output inside the block"
+    assert recording[""].note == said

@@ -245,7 +245,10 @@ def test_a_backward_that_gives_nothing() -> None:
     assert x.grad is None
     assert recording["1"].grad_input == (None,)
     assert recording["1"].note == "backward pass 0 gave no gradient to args[0]"
-    assert recording["0.first"].note == "no backward pass reached it inside the block"
+    assert (
+        recording["0.first"].note
+        == "no backward pass reached its output inside the block"
+    )
 
 
 def test_gradients_that_are_nan() -> None:

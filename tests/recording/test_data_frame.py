@@ -66,7 +66,7 @@ def test_a_call_without_a_pass_has_a_row_and_says_why() -> None:
     unused = frame[frame["name"] == "unused"]
     assert unused["backward"].isna().all()
     assert unused["grad_output"].isna().all()
-    assert unused["note"].str.contains("no backward pass reached it").all()
+    assert unused["note"].str.contains("no backward pass reached its output").all()
     assert frame["backward"].dtype == "Int64"
     assert frame["grad_input"].dtype == float
 
