@@ -50,14 +50,24 @@ def require_apart(every: dict[str, nn.Module]) -> None:
     for name, module in every.items():
         other, same = first.setdefault(module, (name, module))
         if same is not module:
-            kind = type(module).__name__
             raise RecordingArgumentError(
-                f'record(model): the modules "{other}" and "{name}" are two, but by '
-                f"the __eq__ of their class {kind} they are equal, and equal modules "
-                "count as one, also for model.named_modules() and model.parameters(). "
-                f"Let {kind} keep the __eq__ and __hash__ of nn.Module, as a dataclass "
-                "does with @dataclass(eq=False)."
+                f'record(model): the modules "{other}" and "{name}" are two, but '
+                f"{are_equal(type(module).__name__)}."
             )
+
+
+def are_equal(kind: str) -> str:
+    """Say that two modules of a class are equal, and what to do.
+
+    Args:
+        kind: The name of the class.
+    """
+    return (
+        f"by the __eq__ of their class {kind} they are equal, and equal modules count "
+        "as one, also for model.named_modules() and model.parameters(). Let "
+        f"{kind} keep the __eq__ and __hash__ of nn.Module, as a dataclass does with "
+        "@dataclass(eq=False)"
+    )
 
 
 def recorded_names(every: dict[str, nn.Module]) -> dict[str, str]:

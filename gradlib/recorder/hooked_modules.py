@@ -40,6 +40,7 @@ from gradlib.recorder.uncalled import note_used_directly, why_no_call
 from gradlib.recording.trace import NOT_CHOSEN, Block
 from gradlib.selection import (
     COMPILED,
+    are_equal,
     first_names,
     has_own_call,
     modules_of,
@@ -184,9 +185,11 @@ class HookedModules:
         if place is None:
             return
         hooked_before = len(self._hooks)
-        for path, inner in modules_of(module).items():
-            if inner not in self._places:
-                name = ".".join(it for it in (place, key, path) if it)
+        for path, inner in modules_of(module, remove_duplicate=False).items():
+            name = ".".join(it for it in (place, key, path) if it)
+            if inner in self._places:
+                self._note_twin(name, inner)
+            else:
                 self._places[inner] = name
                 self._name_place(name, name)
                 if inner not in self._hooked:
@@ -228,6 +231,7 @@ class HookedModules:
         Args:
             every: The modules of the model, by each of their places.
         """
+        every = self._without_twins(every)
         standing = first_names(every)
         called = {it.name for it in self._hooked.values() if it.was_called}
         kept = {
@@ -255,6 +259,36 @@ class HookedModules:
             else:
                 self._name_place(place, hooked.name)
                 self._names[hooked.name] = hooked.name
+
+    def _without_twins(self, every: dict[str, nn.Module]) -> dict[str, nn.Module]:
+        """Return modules by their places, but for those that only equal one of ours."""
+        first = {it: it for it in self._places}
+        apart: dict[str, nn.Module] = {}
+        for place, module in every.items():
+            if first.setdefault(module, module) is module:
+                apart[place] = module
+            else:
+                self._leave_out(place, module)
+        return apart
+
+    def _note_twin(self, place: str, module: nn.Module) -> None:
+        """Leave out a module that equals one of ours, unless it is that one."""
+        hooked = self._hooked.get(module)
+        if hooked is not None and hooked.module is module:
+            return
+        if not any(it is module for it in self._places):
+            self._leave_out(place, module)
+
+    def _leave_out(self, place: str, module: nn.Module) -> None:
+        """Say of a module that it is not recorded, as it equals another."""
+        called = {it.name for it in self._hooked.values() if it.was_called}
+        name = place
+        while name in called:  # it stands in the place of that one
+            name += " (new)"
+        self._name_place(name, name)
+        if self._is_chosen(name, place, module):
+            said = are_equal(type(module).__name__)
+            self._block.left_out[name] = f"it and another module are two, but {said}"
 
     def _name_place(self, place: str, name: str) -> None:
         """Note the name under which the calls of the module in a place are found."""

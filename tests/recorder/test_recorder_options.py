@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -737,6 +738,58 @@ def test_two_modules_that_are_equal_are_refused() -> None:
     with gradlib.record(nn.Sequential(layer, layer, Scaled(3))) as recording:
         layer(torch.ones(1))
     assert len(recording) == 1
+
+
+def put_in_front(model: nn.Sequential, layer: nn.Module) -> None:
+    model.insert(0, layer)
+
+
+def put_in_place(model: nn.Sequential, layer: nn.Module) -> None:
+    model[0] = layer
+
+
+def put_inside(model: nn.Sequential, layer: nn.Module) -> None:
+    model.append(nn.Sequential(layer, nn.ReLU()))
+
+
+def put_past_hooks(model: nn.Sequential, layer: nn.Module) -> None:
+    model._modules["3"] = layer
+
+
+@pytest.mark.parametrize(
+    ("put", "name"),
+    [
+        (nn.Sequential.append, "2"),
+        (put_in_front, "0 (new)"),
+        (put_in_place, "0 (new)"),
+        (put_inside, "2.0"),
+        (put_past_hooks, "3"),
+    ],
+)
+def test_a_module_that_equals_another_and_comes_later_is_named(
+    put: Callable[[nn.Sequential, nn.Module], object], name: str
+) -> None:
+    model = nn.Sequential(Scaled(2), nn.ReLU())
+    with gradlib.record(model) as recording:
+        model(torch.ones(1))
+        put(model, Scaled(2))
+        model(torch.ones(1))
+    assert f"no call was seen of {name}: recording[name] says why" in str(recording)
+    said = rf'"{re.escape(name)}" was not recorded: .* class Scaled they are equal'
+    with pytest.raises(gradlib.NoSuchCallError, match=said):
+        recording[name]
+
+
+def test_a_module_that_equals_another_and_was_not_chosen() -> None:
+    layer = Scaled(2)
+    model = nn.Sequential(layer, nn.ReLU())
+    with gradlib.record(model, modules=["0", "1"]) as recording:
+        model.append(layer)
+        model.append(Scaled(2))
+        model(torch.ones(1))
+    assert "no call was seen" not in str(recording)
+    with pytest.raises(gradlib.NoSuchCallError, match=r"modules=\.\.\.\) left it out"):
+        recording["3"]
 
 
 ASKED: dict[str, Any] = {
