@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 # The attributes that hold, by a hook's number, a module's hooks.
@@ -97,6 +98,18 @@ def without_hooks(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Take the hooks off tensors for a block, so that they change no gradient in it."""
     every = [cast(Any, tensor)._backward_hooks for tensor in tensors]
     return _emptied(every) if any(every) else nullcontext()
+
+
+def count_node_hooks(node: Node) -> int:
+    """Return how many hooks a node of the graph has, but for those of tensors."""
+    handles: list[Any] = [node.register_hook(_ignore), node.register_prehook(_ignore)]
+    every = [len(it.hooks_dict_ref()) - 1 for it in handles]
+    for it in handles:
+        it.remove()
+    return sum(every)
+
+
+def _ignore(*_: object) -> None: ...
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from gradlib.errors import CannotReplayError
 from gradlib.recording.difference import Tolerance
 from gradlib.recording.flow import Key
 from gradlib.recording.gaps import gap_of_gradients
+from gradlib.recording.hooked_outside import who_hooked
 from gradlib.recording.in_words import numbered
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.trace import CallTrace
@@ -31,6 +32,10 @@ BY_ATTRIBUTE = "attribute {}"
 BY_ELSEWHERE = "what it put elsewhere, as into a global list"
 NOT_KNOWN = "gradients also came by {}, and a replay lacks them"
 PERHAPS_NOT_KNOWN = "gradients may have come by {} too, and a replay lacks them"
+BY_HOOK = (
+    "{} has set a hook on its graph after it had returned, and a replay of this call "
+    "alone lacks it"
+)
 HOOKED = (
     "saved_tensors_hooks were in force in its forward, and may not give back what was "
     "saved"
@@ -63,7 +68,8 @@ def why_apart(
         tolerance: How far two gradients may be apart.
 
     Raises:
-        CannotReplayError: A replay lacks some gradients that came to the call.
+        CannotReplayError: A replay lacks some gradients that came to the call, or a
+            hook that changed them.
     """
     shares = replayed.shares or {}
     # This time the backward draws other random numbers.
@@ -73,6 +79,8 @@ def why_apart(
         return WRITTEN.format(listed(names))
     inside = _inside(trace, traces)
     _require_known(replayed, (trace, *inside))
+    if (outer := who_hooked(trace, number, traces)) is not None:
+        raise CannotReplayError(BY_HOOK.format(numbered(outer.name, outer.index)))
     reasons: list[str] = []
     if trace.recomputed_in is not None:
         reasons.append(AGAIN)

@@ -274,3 +274,64 @@ def test_hooks_of_saved_tensors_are_no_reason_where_they_have_ended() -> None:
     (only,) = recording.verify().disagreements
     assert only.index == 1
     assert HOOKED not in only.reason
+
+
+class Wave(nn.Module):
+    """Several nodes, of which a hook may be on any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.factor = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.inner(x) * self.factor).sin()
+
+
+class HooksNode(nn.Module):
+    """Calls a layer twice, and hooks the graph of the second call."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.wave, self.last = Wave(), nn.Linear(3, 3)
+        self.method = method
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Any = self.wave(self.wave(x))
+        getattr(y.grad_fn, self.method)(lambda grads, *_: tuple(2 * it for it in grads))
+        return self.last(y)
+
+
+@pytest.mark.parametrize("is_deeper", [False, True])
+@pytest.mark.parametrize("method", ["register_hook", "register_prehook"])
+def test_a_hook_that_the_caller_set_on_a_node_of_a_call_is_not_held_against_it(
+    method: str, is_deeper: bool
+) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(3, 3), HooksNode(method))
+    if is_deeper:
+        model[1].wave = nn.Sequential(model[1].wave, nn.Identity())
+    with gradlib.record(model) as recording:
+        model(torch.randn(4, 3)).square().sum().backward()
+    assert len(recording.calls("1.wave")) == 2
+    verified = recording.verify()
+    assert not verified.disagreements
+    said = "1 has set a hook on its graph after it had returned"
+    assert ("1.wave", 1) in [(it.name, it.index) for it in verified.skipped]
+    for it in verified.skipped:
+        assert it.index == 1
+        assert it.reason.startswith(said)
+
+
+def test_a_hook_of_the_caller_on_other_nodes_is_no_reason() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(3, 3), HooksNode("register_hook"))
+    with gradlib.record(model) as recording:
+        y = model(torch.randn(4, 3))
+        y.square().sum().backward()
+    trace = recording["1.last"]._trace
+    (grads,) = (it.shares["weight"] for it in trace.flows)
+    (number,) = grads
+    grads[number] = 2 * grads[number]  # as if its backward were wrong
+    (wrong,) = recording.verify().disagreements
+    assert (wrong.name, wrong.field) == ("1.last", "param_grads['weight']")
