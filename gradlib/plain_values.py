@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from gradlib.errors import NotStorableError
+from gradlib.more_attributes import WithAttributes, more_attributes
 from gradlib.opaque import NotSaved
 from gradlib.subclasses import UnknownToClassError, if_known
 
@@ -93,13 +94,17 @@ class Writer:
 
     def _dict(self, value: dict[Any, Any]) -> dict[str, Any]:
         tag = "OrderedDict" if isinstance(value, OrderedDict) else "dict"
-        return {tag: [self._all(pair) for pair in value.items()]}
+        items = {tag: [self._all(pair) for pair in value.items()]}
+        more = more_attributes(value, value.keys())
+        return {"with attributes": [items, self._dict(more)]} if more else items
 
     def _object(self, value: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             names = [field.name for field in dataclasses.fields(value)]
             values = [getattr(value, name) for name in names]
-            return self._named("dataclass", value, names, values)
+            more = more_attributes(value, names)
+            both = [*names, *more], [*values, *more.values()]
+            return self._named("dataclass", value, *both)
         untyped = cast(Any, optree)
         if untyped.tree_is_leaf(value, none_is_leaf=True):
             return {"not saved": repr(value)}
@@ -164,6 +169,8 @@ class Reader:
                 return dict(_distinct(self.read(body)))
             case "OrderedDict":
                 return OrderedDict(_distinct(self.read(body)))
+            case "with attributes":
+                return WithAttributes(*self.read(body))
             case "namedtuple" | "dataclass":
                 name, fields, values = body
                 return _class(tag, name, tuple(fields))(*self.read(values))

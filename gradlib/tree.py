@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import itertools
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
@@ -14,6 +14,7 @@ import torch
 from optree import PyTreeSpec
 from torch import Tensor, nn
 
+from gradlib.more_attributes import OPENED, more_attributes
 from gradlib.opaque import is_tensor
 
 NAMESPACE = "gradlib"  # of the classes that optree opens for us alone
@@ -25,9 +26,10 @@ class Tree:
     """A nested structure as a list of leaves and the shape of the nesting.
 
     Opened to any depth: tuples, lists, dicts, named tuples, dataclasses, and subclasses
-    of dict, as many models return them. ``None`` is a leaf: an absent argument keeps
-    its place. An object that cannot be copied without its values, lacks some of them or
-    contains itself is a leaf too.
+    of dict, as many models return them; of the last two also other attributes that hold
+    tensors. ``None`` is a leaf: an absent argument keeps its place. An object that
+    cannot be copied without its values, lacks some of them or contains itself is a leaf
+    too.
     """
 
     leaves: list[Any]
@@ -269,13 +271,26 @@ def _made_open(kind: type[Any]) -> bool:
 def _flatten_dict(
     source: dict[Any, Any],
 ) -> tuple[list[Any], Any, list[Any]]:
-    return list(source.values()), _emptied(source, source), list(source)
+    more = more_attributes(source, source.keys())
+    names, values = list(source), list(source.values())
+    if more:
+        names += map(_Attribute, more)
+        values += more.values()
+    return values, _emptied(source, names, more), names
 
 
 def _flatten_dataclass(source: Any) -> tuple[list[Any], Any, list[Any]]:
-    names = [_Attribute(it.name) for it in dataclasses.fields(source)]
+    names = _fields_of(type(cast(object, source)))
     values = [getattr(source, name) for name in names]
-    return values, _emptied(source, names), names
+    if more := more_attributes(source, names):
+        names = [*names, *map(_Attribute, more)]
+        values += more.values()
+    return values, _emptied(source, names, more), names
+
+
+@cache
+def _fields_of(kind: type[Any]) -> list[_Attribute]:
+    return [_Attribute(it.name) for it in dataclasses.fields(kind)]
 
 
 @dataclass(slots=True)
@@ -286,8 +301,13 @@ class _Form:
     names: list[Any]
 
 
-def _emptied(source: Any, names: Iterable[Any]) -> _Form:
+def _emptied(source: Any, names: Iterable[Any], more: Collection[str]) -> _Form:
     """Return the form of `source`, which holds none of its values.
+
+    Args:
+        source: The object.
+        names: The names of its values.
+        more: Those of attributes that it has besides its items or fields.
 
     Raises:
         Exception: `source` cannot be copied; its class decides what it raises.
@@ -295,6 +315,8 @@ def _emptied(source: Any, names: Iterable[Any]) -> _Form:
     form = _Form(source, list(names))
     nothing = [None] * len(form.names)
     form.template = _unflatten(form, nothing)
+    if more:
+        vars(form.template)[OPENED] = (*more,)
     _unflatten(form, nothing)  # as `Tree.build` will
     return form
 
@@ -305,7 +327,7 @@ def _unflatten(form: _Form, values: Iterable[Any]) -> Any:
         raise TypeError("its copy is the object itself")
     is_dict = issubclass(type(made), dict)
     for name, value in zip(form.names, values, strict=True):
-        if is_dict:
+        if is_dict and type(name) is not _Attribute:
             cast(Any, dict).__setitem__(made, name, value)
             # Some subclasses of dict show their keys as attributes too.
             if isinstance(name, str) and name in vars(made):

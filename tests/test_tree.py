@@ -1,6 +1,7 @@
 """Structures, flat and back."""
 
 import gc
+import pickle
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -58,6 +59,50 @@ def test_flat_and_back(structure: object, paths: list[str]) -> None:
     assert type(built) is type(structure)
     assert all(map(torch.equal, tensors_in(built), tensors_in(structure)))
     assert tensors_in(tree.filled({})) == []
+
+
+@dataclass
+class Heads(dict[str, Any]):
+    """A dict class with fields, which are no keys."""
+
+    first: Any = None
+    second: Any = None
+
+
+def with_attribute(made: Any, value: Any) -> Any:
+    made.extra = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("structure", "paths"),
+    [
+        (Heads(torch.ones(1), torch.ones(2)), [".first", ".second"]),
+        (
+            with_attribute(ModelOutput(y=torch.ones(1)), torch.ones(2)),
+            ["['y']", ".extra"],
+        ),
+        (
+            with_attribute(ModelOutput(y=torch.ones(1)), [torch.ones(2), 3]),
+            ["['y']", ".extra[0]", ".extra[1]"],
+        ),
+        (
+            with_attribute(Output(torch.ones(1), []), {"z": torch.ones(2)}),
+            [".logits", ".name", ".extra['z']"],
+        ),
+        (with_attribute(ModelOutput(y=torch.ones(1)), object()), ["['y']"]),
+    ],
+    ids=["dict class with fields", "dict class", "list", "dataclass", "no tensor"],
+)
+def test_attributes_besides_keys_and_fields(structure: Any, paths: list[str]) -> None:
+    tree = Tree.of(structure)
+    assert tree.paths() == paths
+    assert tree.own_order() == [*range(len(paths))]
+    again = pickle.loads(pickle.dumps(tree))
+    assert again.paths() == paths
+    assert all(map(torch.equal, tensors_in(tree.build()), tensors_in(structure)))
+    assert tensors_in(tree.filled({})) == []
+    assert Tree.of(tree.filled({})).paths() == paths
 
 
 def test_dicts_have_an_order_of_their_own() -> None:

@@ -253,7 +253,8 @@ class Recording(Printable):
         given, as a recurrent cell leaves its state for the next call, is replayed with
         the gradient that came through it. Where gradients came through what the call
         put elsewhere, as into a global list, it is not compared, nor is a pass that
-        began inside of a call and gave its output no gradient: `skipped` names these.
+        began inside of a call and gave its output no gradient, nor a call whose graph a
+        call around it has hooked by ``grad_fn.register_hook``: `skipped` names these.
         Long work shows its progress on a terminal.
 
         **Finite differences.** `numerical` finds a backward that is wrong, even on

@@ -664,6 +664,50 @@ def test_a_loaded_recording_is_pickled_with_the_classes_it_names(
     assert run.stdout == "[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]] [0, 0]\n"
 
 
+@dataclass
+class Heads(dict[str, Any]):
+    """A dict class with fields, which are no keys."""
+
+    first: Any = None
+    second: Any = None
+
+
+@pytest.mark.parametrize("reduce", [None, gradlib.tensor_stats])
+def test_tensors_in_attributes_of_a_dict_are_kept_and_saved(
+    tmp_path: Path, reduce: Any
+) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.inner(x)
+            output = Heads(y, y.sin())
+            output["third"] = y.cos()
+            return output
+
+    with gradlib.record(model := Model(), reduce=reduce) as recording:
+        output = model(torch.ones(2, 3))
+        (output.second + output["third"]).sum().backward()
+    recording.save(tmp_path / "it.safetensors")
+    loaded = gradlib.load_recording(tmp_path / "it.safetensors")
+    said = "gave no gradient to output.first from outside of this call"
+    for call in recording[""], loaded[""]:
+        assert said in call.note
+        assert call.output.second.shape == call.output["third"].shape == (2, 3)
+        gradient = call.grad_output
+        assert gradient.first is None
+        assert gradient.second.shape == (2, 3)
+    assert str(loaded) == str(recording)
+    assert loaded.compare(recording).ok
+    assert loaded[""].grad_output.keys() == {"third"}
+    if reduce is None:
+        assert not recording[""].output.second.requires_grad
+        assert recording.verify(numerical=True).ok
+        assert _pickled(loaded)[""].output.second.equal(output.second)
+
+
 def test_a_call_is_the_same_however_one_asks_for_it() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with gradlib.record(model) as recording, gradlib.record(model) as other:
