@@ -63,6 +63,13 @@ DIRECTIONS = 4
 ALIKE = 4
 """Slopes that are alike differ by this factor at most."""
 
+MOST_NAMED = 32
+"""How many wrong gradients of a call are looked for one by one.
+
+Each takes dozens of forwards of the call, so that the time would grow by the square of
+the number of its inputs and parameters, where a detach() makes all of them wrong.
+"""
+
 # Where an error is found, the slopes are taken again, with OTHER_STEP times the step.
 # By how much they change, times ROOM, is added to the noise: rounding inside of a call
 # shows nowhere else if what the call returns cancels out.
@@ -82,7 +89,8 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float) -> dict[Key, float]
     Returns:
         The errors; NaN where slopes say nothing: for a parameter that the call itself
         writes to, as if it is initialised from the first batch, for one that a hook
-        replaces, and for a value that decides the shape of the output.
+        replaces, for a value that decides the shape of the output, and for one that
+        may be wrong where `MOST_NAMED` others are.
 
     Raises:
         CannotReplayError: Too little is known of the call, or it raises in float64.
@@ -103,7 +111,8 @@ def wrong_shares(trace: CallTrace, number: int, rtol: float) -> dict[Key, float]
     with in_float64():
         for some in _together(trace, number, values):
             checked = _Checked(trace, number, some, generator, allowed)
-            errors |= _singled_out(checked)
+            wrong = sum(error > allowed for error in errors.values())
+            errors |= _singled_out(checked, MOST_NAMED - wrong)
     found = {key: errors[places[id(value)][0]] for key, value in inputs.items()}
     return {key: error for key, error in found.items() if not error <= allowed}
 
@@ -133,12 +142,17 @@ def _together(
             yield {key: values[key] for key in keys}
 
 
-def _singled_out(checked: "_Checked") -> dict[Key, float]:
+def _singled_out(checked: "_Checked", most: int) -> dict[Key, float]:
     """Return the error of each value; 0 where those moved at once have none.
 
     Where they may have one, each half of them is moved at once, and so on.
+
+    Args:
+        checked: The values.
+        most: After how many wrong ones those that may be wrong too get NaN.
     """
     errors = dict[Key, float]()
+    wrong = 0
     waiting = [[*checked.values]]
     while waiting:
         keys = waiting.pop()
@@ -146,8 +160,11 @@ def _singled_out(checked: "_Checked") -> dict[Key, float]:
         error = part.error()
         if len(keys) == 1:
             errors[keys[0]] = error
+            wrong += error > part.allowed
         elif error <= part.allowed:
             errors |= dict.fromkeys(keys, 0.0)
+        elif wrong >= most:
+            errors |= dict.fromkeys(keys, math.nan)
         else:
             middle = len(keys) // 2
             waiting += keys[middle:], keys[:middle]

@@ -49,9 +49,10 @@ class Verification(Printable):
         unchecked: With ``numerical=True``, the names of the parameters and inputs whose
             gradients were not checked by finite differences: those in modules without a
             recorded call that other calls may have used, as ``out_proj`` in attention;
-            those without values; those that a call itself wrote to or replaced; and
-            those along which there is no slope, as where the output is not finite, or
-            changes its shape with every value.
+            those without values; those that a call itself wrote to or replaced; those
+            along which there is no slope, as where the output is not finite, or changes
+            its shape with every value; and those of a call in which dozens of others
+            are wrong.
     """
 
     disagreements: tuple[Difference, ...]
@@ -86,7 +87,8 @@ class Verification(Printable):
             footer.append(
                 f"not checked: the gradients of {listed(self.unchecked)}. Each stands "
                 "in a module without a recorded call, has no values, is written to or "
-                "replaced in a call, or has no slope along it"
+                "replaced in a call, has no slope along it, or comes after dozens in "
+                "its call that are wrong"
             )
         return Table(title, COLUMNS if rows else (), rows, tuple(footer))
 

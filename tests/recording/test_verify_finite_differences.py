@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
+from gradlib.recording import finite_differences
 
 from .recorded import recorded
 
@@ -589,7 +590,7 @@ def test_an_output_of_another_shape_for_each_value_is_said_to_be_unchecked() -> 
     found = recording.verify(numerical=True)
     assert not found.disagreements
     assert found.unchecked == ("args[0]",)
-    assert "or has no slope along it" in " ".join(str(found).split())
+    assert "has no slope along it, or" in " ".join(str(found).split())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -679,6 +680,30 @@ def test_the_wrong_one_of_many_tensors_is_found_by_halves() -> None:
     # All looks at it alone, and for each time that its part is halved, two looks at one
     # half and one at the other: a look at each of the 32 alone would be more.
     assert times < 32 * 9
+
+
+@pytest.mark.parametrize("right", [0, 8])
+def test_where_very_many_are_wrong_the_first_are_named(
+    monkeypatch: pytest.MonkeyPatch, right: int
+) -> None:
+    monkeypatch.setattr(finite_differences, "MOST_NAMED", 2)
+    times: list[int] = []
+    for count in (16, 32):
+        wrong: list[Any] = [lambda x: Cube.apply(x, 1e-3)] * count
+        functions = [*wrong, *[torch.sin] * right]
+        with gradlib.record(model := Sum(*functions)) as recording:
+            model(drawn(count + right)).backward()
+        before = Sum.times
+        found = recording.verify(numerical=True)
+        times.append(Sum.times - before)
+        assert len(found.disagreements) in (2, 3)
+        named = {it.field for it in found.disagreements} | {
+            it.replace("args", "grad_input") for it in found.unchecked
+        }
+        assert {f"grad_input[0][{it}]" for it in range(count)} <= named
+        said = "or comes after dozens in its call that are wrong"
+        assert said in " ".join(str(found).split())
+    assert times[1] < 1.5 * times[0]  # each once more would be twice as many
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0])
