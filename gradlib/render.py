@@ -1,10 +1,12 @@
 """Tables as terminal text and as notebook HTML, from plain rows of strings."""
 
+import math
 import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
+from operator import add
 from textwrap import fill, wrap
 from unicodedata import combining, east_asian_width
 
@@ -52,7 +54,7 @@ class Table:
 
         Long cells of the last column are wrapped.
         """
-        lines = [self.columns, *self.rows] if self.columns else []
+        lines = [*_heads(self.columns, self.rows), *self.rows] if self.columns else []
         lines = [(*map(in_one_line, it[:-1]), _as_prose(it[-1])) for it in lines]
         widths = _widths(lines)
         body = [below for line in lines for below in _lines(line, widths)]
@@ -101,24 +103,46 @@ def _width(text: str) -> int:
     return sum(1 + (east_asian_width(it) in "WF") for it in text if not combining(it))
 
 
+def _heads(
+    columns: tuple[str, ...], rows: list[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """Return the names of the columns: in two lines where they do not fit the terminal.
+
+    Those with an underscore are divided behind the last.
+    """
+    *widths, last = _widths_of([columns, *rows])
+    needed = sum(widths) + 2 * len(widths) + min(last, NARROWEST)
+    if needed <= (_terminal() or math.inf):
+        return [columns]
+    first, underscores, lower = zip(
+        *(it.rpartition("_") for it in columns), strict=True
+    )
+    upper = tuple(map(add, first, underscores))
+    return [upper, lower] if any(upper) else [columns]
+
+
+def _widths_of(lines: list[tuple[str, ...]]) -> list[int]:
+    return [max(map(_width, cells)) for cells in zip(*lines, strict=True)]
+
+
 def _widths(lines: list[tuple[str, ...]]) -> list[int]:
     """Return the widths of all columns but the last."""
-    every = [max(map(_width, cells)) for cells in zip(*lines, strict=True)]
-    *widths, last = every or [0]
+    *widths, last = _widths_of(lines) or [0]
     if widths:
         others = sum(widths[1:]) + 2 * len(widths) + min(last, NARROWEST)
-        room = _widest() - others
+        room = (_terminal() or WIDEST) - others
         widths[0] = min(widths[0], max(room, SHORTEST if room < 0 else NARROW))
     return widths
 
 
-def _widest() -> int:
+def _terminal() -> int:
+    """Return how wide the terminal is that is printed on; 0 if there is none."""
     try:
         if sys.stdout.isatty():
-            return os.get_terminal_size(sys.stdout.fileno()).columns or WIDEST
+            return os.get_terminal_size(sys.stdout.fileno()).columns
     except (AttributeError, OSError, ValueError):  # there is none, or it is closed
         pass
-    return WIDEST
+    return 0
 
 
 def _lines(row: tuple[str, ...], widths: list[int]) -> list[str]:

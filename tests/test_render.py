@@ -89,6 +89,23 @@ def test_a_table_is_at_most_as_wide_as_the_terminal(
         assert max(len(it) for it in text.split("\n") if it != rows[0][0]) > 80
 
 
+@pytest.mark.parametrize(("columns", "lines"), [(63, 2), (64, 1), (0, 1)])
+def test_names_of_columns_take_two_lines_where_one_is_too_wide(
+    columns: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = "module", "type", "grad_output", "grad_input", "param_grads"
+    rows = [("(root)", "MultiheadAttention", "12.6", "5.83", "33.8")]
+    sizes = {7: os.terminal_size((columns, 24))}
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(os, "get_terminal_size", sizes.__getitem__)
+    _, *above, row = Table("title", heads, rows).text().split("\n")
+    assert len(above) == lines
+    assert max(map(len, (*above, row))) == (64 if lines == 1 else 49)
+    for name, cell in zip(heads, rows[0], strict=True):
+        place = row.index(cell)
+        assert "".join(it[place:].split("  ")[0].strip() for it in above) == name
+
+
 @pytest.mark.parametrize("stdout", [None, io.BytesIO(), io.StringIO()])
 def test_a_table_needs_no_terminal(
     stdout: object, monkeypatch: pytest.MonkeyPatch
