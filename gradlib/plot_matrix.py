@@ -37,6 +37,7 @@ def weighted_rows(
     v: Sequence[Sequence[float]],
     blocks: Sequence[Sequence[Sequence[Sequence[float]]]],
     sums: Sequence[Sequence[float]],
+    is_what: str,
     ax: Axes | None = None,
 ) -> Figure:
     """Draw a matrix J, with v beside its rows and vᵀJ below its columns.
@@ -50,6 +51,7 @@ def weighted_rows(
         v: The weight of each row, by block.
         blocks: J: by block of rows, then of columns, the numbers row by row.
         sums: vᵀJ: the sum of each column, by block.
+        is_what: What J is, as ``" = dy/dx"``, written behind it if there is room.
         ax: Where to draw; a new figure if left out.
 
     Returns:
@@ -79,7 +81,8 @@ def weighted_rows(
         told = "v ±{:.2g}, J ±{:.2g}, vᵀJ ±{:.2g}".format(*ends)
         ax.set_xlabel(f"blue above 0, orange below: {told}")
     _write_above("v", left + across.strip / 2, ax)
-    _write_above("J = dy/dx", across.end / 2, ax)
+    has_room = LETTER * len(is_what) <= (across.length + across.gap) * _cell(ax)[0]
+    _write_above(f"J{is_what if has_room else ''}", across.end / 2, ax)
     _name_rows(down, below + down.strip / 2, ax)
     _name_columns(across, ax)
     ax.tick_params(length=0)

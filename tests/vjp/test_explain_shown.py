@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -210,6 +211,30 @@ def test_the_figure_has_the_names_of_the_caller() -> None:
     axes = drawn(in_own_names().plot())
     assert labels(axes.yaxis)[:2] == ["scores[0, 0]", "scores[0, 1]"]
     assert labels(axes.xaxis) == ["images[0]", "images[1]"]
+    assert "J = dscores/dimages" in {it.get_text() for it in axes.texts}
+
+
+def test_the_figure_says_what_j_is_in_the_names_that_it_shows() -> None:
+    x, w = (torch.ones(2, requires_grad=True) for _ in range(2))
+    it = SimpleNamespace(y=x * w)
+
+    def above(explanation: gradlib.VJPExplanation, ax: Axes | None = None) -> str:
+        (found,) = (
+            text.get_text()
+            for text in drawn(explanation.plot(ax)).texts
+            if text.get_text().startswith("J")
+        )
+        return found
+
+    assert above(gradlib.explain_vjp(it.y, x, w)) == "J = d(it.y)/dx"
+    assert above(gradlib.explain_vjp([it.y], [x, w], [w])) == "J"
+    y = [x * w, (x**2).sum()]
+    assert above(gradlib.explain_vjp(y, x, [w, None])) == "J = dy/dx"
+    a_name_of_20_letters = x.sum()
+    found = gradlib.explain_vjp(a_name_of_20_letters, x)
+    assert above(found) == "J = da_name_of_20_letters/dx"
+    narrow = plt.figure(figsize=(1, 1)).subplots()
+    assert above(found, narrow) == "J"  # it has no room for more
 
 
 def test_a_name_that_is_too_long_for_a_figure_is_left_out() -> None:
