@@ -487,6 +487,7 @@ def test_where_no_gradient_was_kept_no_passes_are_counted() -> None:
         model(x).sum().backward()
     assert str(recording).startswith("Recording: 1 call, 1 forward\n")
     assert repr(recording) == "<Recording: 1 call, 1 forward>"
+    assert "gradients" not in str(recording)
 
 
 def test_calls_with_integers_print() -> None:
