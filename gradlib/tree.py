@@ -327,11 +327,13 @@ def _unflatten(form: _Form, values: Iterable[Any]) -> Any:
         raise TypeError("its copy is the object itself")
     is_dict = issubclass(type(made), dict)
     for name, value in zip(form.names, values, strict=True):
-        if is_dict and type(name) is not _Attribute:
+        if not is_dict:
+            object.__setattr__(made, name, value)
+        elif type(name) is _Attribute:
+            vars(made)[name] = value
+        else:
             cast(Any, dict).__setitem__(made, name, value)
             # Some subclasses of dict show their keys as attributes too.
             if isinstance(name, str) and name in vars(made):
                 vars(made)[name] = value
-        else:
-            object.__setattr__(made, name, value)
     return made
