@@ -10,7 +10,7 @@ from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
 from gradlib.jacobian.out import blocks_of, nested, require_no_graph
 from gradlib.jacobian.own_backward import require_graphs
-from gradlib.jacobian.readable import require_not_captured, require_values
+from gradlib.jacobian.readable import require_readable, require_values
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
 from gradlib.jacobian.run import of_tensors
 from gradlib.private.compiling import as_written
@@ -81,7 +81,7 @@ def per_sample_jacobian_from_graph(
     check = as_flag("check", check)
     create_graph = as_flag("create_graph", create_graph)
     require_values()
-    require_not_captured("reverse", check=check)
+    require_readable("reverse", check=check)
     require_no_graph(out, create_graph=create_graph)
     graph, inner = of_tensors(outputs, inputs)
     check = check and may_look(graph.points)

@@ -21,7 +21,7 @@ from gradlib.jacobian.out import blocks_of, nested, require_no_graph
 from gradlib.jacobian.own_backward import require_graphs
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.plan_jacobian import plan_of
-from gradlib.jacobian.readable import require_not_captured, require_values
+from gradlib.jacobian.readable import require_readable, require_values
 from gradlib.jacobian.retained import grads_kept
 from gradlib.jacobian.run import run
 from gradlib.private.compiling import as_written
@@ -180,7 +180,7 @@ def _from_one_graph(call: Call, check: bool, progress: bool) -> Any:
     """Compute the Jacobian from the graph of one forward pass, and check it."""
     mode, out, create_graph = call.mode, call.out, call.create_graph
     require_values()
-    require_not_captured(mode, check=check)
+    require_readable(mode, check=check)
     require_no_graph(out, create_graph=create_graph)
     arguments = read(call.fn, call.inputs, call.argnums, call.in_dims)
     leaves = arguments.inputs.leaves

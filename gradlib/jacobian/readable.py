@@ -1,7 +1,12 @@
 """Refuses to begin where the numbers of tensors cannot be read."""
 
 from gradlib.errors import JacobianArgumentError
-from gradlib.private.modes import graph_is_captured, values_are_stand_ins
+from gradlib.private.modes import (
+    graph_is_captured,
+    operations_are_traced,
+    tensors_are_fake,
+    values_are_stand_ins,
+)
 
 
 def require_values() -> None:
@@ -13,13 +18,25 @@ def require_values() -> None:
             "with the whole batch; create_graph=True lets gradients flow through the "
             "result. Inside of torch.func, vmap(jacrev(fn)) gives such Jacobians."
         )
+    if tensors_are_fake():
+        raise JacobianArgumentError(
+            "This is called in a mode of fake tensors, which have no values, as "
+            'make_fx is with tracing_mode="fake" or "symbolic". Call it outside; '
+            'make_fx with tracing_mode="real" can trace it, with check=False.'
+        )
 
 
-def require_not_captured(mode: str, *, check: bool) -> None:
-    """Raise where a number would be read while a CUDA graph is captured."""
+def require_readable(mode: str, *, check: bool) -> None:
+    """Raise where a number would be read while a CUDA graph or make_fx notes calls."""
     if graph_is_captured() and (check or mode not in ("reverse", "loop")):
         raise JacobianArgumentError(
             "While a CUDA graph is captured no number can be read, which a check and "
             'most ways do. Pass check=False, mode="reverse" and max_bytes=, and check '
             "the function once before."
+        )
+    if operations_are_traced() and (check or mode == "split"):
+        raise JacobianArgumentError(
+            "While make_fx traces no number can be read, which a check and a split "
+            "do. Pass check=False and another mode, and check the function once "
+            "before."
         )

@@ -41,7 +41,7 @@ _transform: Callable[[], Any] = _C._functorch.peek_interpreter_stack
 _HIDING = _C._functorch.TransformType.Vmap, _C._functorch.TransformType.Jvp
 _tracing: Callable[[], object] = _C._get_tracing_state
 _dispatch_mode: Callable[[object], object] = _C._get_dispatch_mode
-_STANDING_IN = _C._TorchDispatchModeKey.FAKE, _C._TorchDispatchModeKey.PROXY
+_FAKE, _PROXY = _C._TorchDispatchModeKey.FAKE, _C._TorchDispatchModeKey.PROXY
 
 # Whether autocast is enabled for some device.
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
@@ -167,7 +167,17 @@ def values_are_fake() -> bool:
 
     This is so in a FakeTensorMode, as in torch.export, and in make_fx.
     """
-    return bool(dispatch_modes()) and any(map(_dispatch_mode, _STANDING_IN))
+    return tensors_are_fake() or operations_are_traced()
+
+
+def tensors_are_fake() -> bool:
+    """Tell whether tensors have no values here, as in a FakeTensorMode."""
+    return bool(dispatch_modes()) and _dispatch_mode(_FAKE) is not None
+
+
+def operations_are_traced() -> bool:
+    """Tell whether make_fx traces what is computed: then no number can be read."""
+    return bool(dispatch_modes()) and _dispatch_mode(_PROXY) is not None
 
 
 def for_several(

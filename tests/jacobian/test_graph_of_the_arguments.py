@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import gradlib
 from gradlib import (
@@ -176,6 +177,35 @@ def test_inside_of_torch_func_it_is_refused_by_name(x: Tensor) -> None:
         for transform in (torch.func.grad, torch.func.vmap):
             with pytest.raises(JacobianArgumentError, match=r"inside of torch\.func"):
                 cast(Any, transform)(fn)(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({}, "While make_fx traces no number can be read"),
+        ({"mode": "split", "check": False}, "While make_fx traces"),
+        ({"tracing_mode": "fake"}, "in a mode of fake tensors"),
+        ({"tracing_mode": "symbolic", "check": False}, "in a mode of fake tensors"),
+    ],
+)
+def test_what_make_fx_cannot_trace_is_refused_by_name(
+    x: Tensor, how: dict[str, Any], said: str
+) -> None:
+    tracing, trace = how.pop("tracing_mode", "real"), cast(Any, make_fx)
+    with pytest.raises(JacobianArgumentError, match=said):
+        trace(
+            lambda x: gradlib.per_sample_jacobian(torch.sin, x, **how),
+            tracing_mode=tracing,
+        )(x)
+
+
+@pytest.mark.parametrize("mode", ["auto", "reverse", "loop", "forward"])
+def test_what_make_fx_traces_holds_for_other_numbers(x: Tensor, mode: str) -> None:
+    def traced(x: Tensor) -> Tensor:
+        return gradlib.per_sample_jacobian(torch.sin, x, mode=mode, check=False)
+
+    found = cast(Any, make_fx)(traced)(x)(x + 1)
+    assert torch.allclose(found, diagonal((x + 1).cos()))
 
 
 @pytest.mark.parametrize("mode", MODES)
