@@ -222,6 +222,30 @@ def test_inputs_are_left_as_they_were() -> None:
     assert not ours.requires_grad
 
 
+class _Cache:
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+
+
+def test_caches_that_a_function_is_given(x: Tensor) -> None:
+    def noting(x: Tensor, *caches: Any) -> Tensor:
+        for cache in caches:
+            if isinstance(cache, dict):
+                cache["x"] = x
+            else:
+                getattr(cache, "kept", cache).append(x)
+        return x.cumsum(1)
+
+    by_name, listed, own = dict[str, Tensor](), list[Tensor](), _Cache()
+    gradlib.per_sample_jacobian(noting, x.float(), by_name, listed, own)
+    assert not by_name  # it got copies
+    assert not listed
+    assert [it.dtype for it in own.kept][:2] == [torch.float32, torch.float64]
+    own = _Cache()
+    gradlib.per_sample_jacobian(noting, x.float(), own, check=False)
+    assert [it.dtype for it in own.kept] == [torch.float32]
+
+
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_inside_no_grad(context: Callable[[], Any]) -> None:
     model = smooth_net(3, 2, 4)
