@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from gradlib.errors import GradlibError, NoSuchWayError, OutOfBytesError
+from gradlib.errors import OutOfBytesError
 from gradlib.jacobian.agreement import require_rows
+from gradlib.jacobian.cannot_go_back import refuse
 from gradlib.jacobian.faster import find_in_graph
 from gradlib.jacobian.finite import are_finite
 from gradlib.jacobian.forward import BY_COLUMNS
@@ -75,9 +76,7 @@ def compute(
     try:
         return _in_memory(graph, _as_attempted(plan, *last), carry)
     except RuntimeError as error:
-        if isinstance(error, GradlibError):
-            raise
-        raise NoSuchWayError(explained(error)) from error
+        refuse(error)
 
 
 def _shortened(
@@ -178,26 +177,3 @@ def _too_large(graph: Graph, plan: JacobianPlan) -> str:
         f"Memory ran out on {graph.points[0].device}, with one row or column at a time "
         f"too: {what}, by our count. {fewer(or_out=plan.result_bytes > 0)}"
     )
-
-
-def explained(error: RuntimeError) -> str:
-    """Return why torch cannot go back, and what to do about it."""
-    text = str(error)
-    if "use_reentrant" in text or "Checkpointing is not compatible" in text:
-        return (
-            "A checkpoint inside fn is of the reentrant kind, which refuses "
-            "torch.autograd.grad. Pass use_reentrant=False to "
-            "torch.utils.checkpoint.checkpoint."
-        )
-    if "cudnn RNN backward" in text:
-        return (
-            f"cuDNN goes back through an RNN in training mode only ({text}). Call this "
-            "under torch.backends.cudnn.flags(enabled=False), or .train() the RNN."
-        )
-    if "numpy() on Tensor" in text:  # torch says to detach it, which would be wrong
-        return (
-            "A backward of yours calls .numpy(), so autograd cannot go back through "
-            "that in its turn, as forward mode, a split and create_graph=True do. Pass "
-            'mode="reverse", or let it compute with torch\'s operations.'
-        )
-    return f"torch cannot go back from the output: {text}"

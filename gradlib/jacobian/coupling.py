@@ -14,8 +14,8 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from gradlib.errors import CoupledSamplesError, NoSuchWayError
 from gradlib.jacobian.arguments import input_path
+from gradlib.jacobian.cannot_go_back import refuse
 from gradlib.jacobian.chance import Chance
-from gradlib.jacobian.compute import explained
 from gradlib.jacobian.differences import Caller, tensors_of
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, every_pair, first_coupled
@@ -91,9 +91,7 @@ def _look(
     try:
         return Look.at(caller.chance, graph.roots, ends, half)
     except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        raise NoSuchWayError(explained(error)) from error
+        refuse(error)
 
 
 def require_no_pair(

@@ -10,12 +10,11 @@ from torch.autograd.graph import Node
 
 from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.again import Called
+from gradlib.jacobian.cannot_go_back import refuse
 from gradlib.jacobian.chance import Chance
-from gradlib.jacobian.compute import explained
 from gradlib.jacobian.differences import Caller, tensors_of
 from gradlib.jacobian.directions import Moves
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.memory import is_out_of_memory
 from gradlib.private.passes import grad_in_modes
 from gradlib.wording import listed
 
@@ -42,9 +41,7 @@ def require_graphs(graph: Graph) -> None:
             graph.roots, graph.points, vectors, create_graph=True, allow_unused=True
         )
     except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        raise NoSuchWayError(explained(error)) from error
+        refuse(error)
     finally:
         for handle in handles:
             handle.remove()

@@ -5,16 +5,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from gradlib.errors import JacobianArgumentError, NoSuchWayError, OutOfBytesError
+from gradlib.errors import JacobianArgumentError, OutOfBytesError
 from gradlib.jacobian import planning, work
 from gradlib.jacobian.arguments import Arguments, read
 from gradlib.jacobian.call import Argnums, Call, as_flag, plain
+from gradlib.jacobian.cannot_go_back import refuse
 from gradlib.jacobian.check import bytes_of_check
-from gradlib.jacobian.compute import explained
 from gradlib.jacobian.faster import find_in_call, find_in_graph
 from gradlib.jacobian.generators import generators_kept
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.memory import is_out_of_memory, room_on
+from gradlib.jacobian.memory import room_on
 from gradlib.jacobian.out import blocks_of, require_no_graph
 from gradlib.jacobian.own_state import state_kept
 from gradlib.jacobian.plan import JacobianPlan
@@ -161,15 +161,12 @@ def _plan_of_graph(
         unlimited = call._replace(max_bytes=sys.maxsize)
         plan = plan_of(arguments, graph, unlimited, check=check)
         plan = replace(plan, max_bytes=call.max_bytes)
+    counts = dict(plan.counts)  # a copy: the user may change them
     try:
         with grads_kept(graph.others):
-            # A copy of the counts: the user may change them.
-            counts = dict(plan.counts)
             plan = replace(plan, counts=counts, work=work.count(graph, counts))
     except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        raise NoSuchWayError(explained(error)) from error
+        refuse(error)
     is_open = call.mode == call.chunk_size == "auto" and not call.create_graph
     shorter = find_in_graph(graph, plan) if is_open and not plan.settled else None
     return plan if shorter is None else shorter.planned(plan)
