@@ -154,6 +154,4 @@ def _is_narrow(tensor: Tensor) -> bool:
 def _place() -> str:
     """Return the innermost running line that is neither torch's nor ours."""
     frame, _ = theirs()
-    if frame is None:
-        return "an unknown place"
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

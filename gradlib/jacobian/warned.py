@@ -1,8 +1,9 @@
 """Warnings that name the user's line, however deep inside they are raised."""
 
-import inspect
 import warnings
 from types import FrameType
+
+from gradlib.private.passes import running_frame
 
 
 def warn(message: str) -> None:
@@ -11,10 +12,13 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=depth)
 
 
-def theirs() -> tuple[FrameType | None, int]:
-    """Return the innermost frame that is neither torch's nor ours, and its depth."""
-    frame, depth = inspect.currentframe(), 0
-    while frame is not None and _is_inside(frame):
+def theirs() -> tuple[FrameType, int]:
+    """Return the innermost frame that is neither torch's nor ours, and its depth.
+
+    Where all are, this is the outermost.
+    """
+    frame, depth = running_frame(0), 0
+    while _is_inside(frame) and frame.f_back is not None:
         frame, depth = frame.f_back, depth + 1
     return frame, depth
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_full_backward_hook
 from torch.utils.checkpoint import checkpoint
 
 import gradlib
@@ -130,6 +131,12 @@ def one_way_only(x: Tensor) -> Tensor:
 
 
 CUT: dict[str, Callable[..., Any]] = {
+    "an integer cast before a split": lambda x: (
+        x.sin()
+        + (lambda whole, parts: torch.cat(parts, 1) * whole * 0.1)(
+            (10 * x).long(), x.detach().cos().split(1, 1)
+        )
+    ),
     "detach": lambda x: x * x.detach().sin(),
     "data": lambda x: x * x.data.sin(),
     "no_grad": under_no_grad,
@@ -191,6 +198,26 @@ def test_a_cut_path_of_one_sample_is_seen(name: str) -> None:
 def test_what_cuts_a_path_is_named(name: str, hint: str) -> None:
     with pytest.raises(DetachedPathError, match=f"Something cuts a path, {hint}"):
         gradlib.per_sample_jacobian(CUT[name], points(4, 3))
+
+
+def test_a_cut_path_beside_what_changes_where_autograd_records() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x * x.detach().sin() + torch.is_grad_enabled()
+
+    with pytest.raises(DetachedPathError):
+        gradlib.per_sample_jacobian(fn, points(4, 3))
+
+
+def test_a_hook_of_all_modules_is_named() -> None:
+    def doubled(_module: Any, given: Any, _got: Any) -> Any:
+        return tuple(2 * it for it in given)
+
+    handle = register_module_full_backward_hook(doubled)
+    try:
+        with pytest.raises(DetachedPathError, match="the backward hook of all modules"):
+            gradlib.per_sample_jacobian(nn.Softmin(1), points(4, 3))
+    finally:
+        handle.remove()
 
 
 def test_an_output_that_is_there_with_grad_alone_is_looked_at() -> None:

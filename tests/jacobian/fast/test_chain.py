@@ -293,6 +293,7 @@ def test_every_elementwise_layer_where_it_is_odd(kind: type[nn.Module]) -> None:
         [nn.Linear(4, 3), nn.ReLU(inplace=True)],
         [nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 2), nn.Linear(2, 9), nn.Tanh()],
         [nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 3)],
+        [nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 9)],
     ],
     ids=str,
 )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gradlib
+from gradlib import IndependentOutputError
 
 from .lines import Net, double, make, require_same
 from .test_chain import chain
@@ -322,10 +323,19 @@ def test_a_bias_that_does_not_fit() -> None:
         )
 
 
+def test_code_that_returns_something_else() -> None:
+    net, x = make(), double(4, 4)
+    assert chain(lambda _: net.third.weight, x) is None
+    with pytest.raises(IndependentOutputError):
+        gradlib.per_sample_jacobian(lambda _: net.third.weight, x)
+
+
 def test_what_torch_refuses() -> None:
     net, x = make(), double(5, 4)
     fns: list[Function] = [
         lambda x: net.single(x).squeeze(True),
+        lambda x: x @ cast(Any, net.third.weight).t(0),
+        nn.Sequential(net.first, net),
         lambda x: net.single(x)[:, 0.0],
         lambda x: net.third(cast(Any, torch).relu(x, True)),
         lambda x: net.third(F.dropout(x, 2.0, training=False)),

@@ -154,6 +154,10 @@ ALONE: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
         lambda x, w: F.embedding((3 * x[..., 0]).long().abs() % 6, w, padding_idx=1),
         [(6, 3)],
     ),
+    "embedding without padding": (
+        lambda x, w: F.embedding((3 * x[..., 0]).long().abs() % 6, w),
+        [(6, 3)],
+    ),
     "convolution": (F.conv1d, [(3, 5, 2), (3,)]),
     "convolution in steps": (
         lambda x, w: F.conv1d(x, w, stride=2, padding=1, dilation=2),
@@ -607,6 +611,14 @@ class Refusing(OneByOne):
         return OneByOne.backward(ctx, grad)
 
 
+class Refuses(nn.Module):
+    """Is refused where one pass gives a row of every sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the square."""
+        return Refusing.apply(x)
+
+
 def test_one_row_is_not_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     write: Any = BySample._write
@@ -616,8 +628,8 @@ def test_one_row_is_not_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         write(self, blocks, chunk)
 
     monkeypatch.setattr(BySample, "_write", noted)
-    model = Of(lambda x, w: Refusing.apply(x @ w), (3, 1))
-    require_same(model.double(), double(BATCH, 3))
+    model = nn.Sequential(nn.Linear(3, 1), Refuses()).double()
+    require_same(model, double(BATCH, 3))
     assert tried == [1]
 
 

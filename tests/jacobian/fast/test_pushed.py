@@ -16,6 +16,7 @@ from gradlib.jacobian import planning
 from gradlib.jacobian.fast.door import find_in_graph
 from gradlib.jacobian.fast.pushed.pushed import Passed, Pushed, find_pushed
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.run import of_tensors
 from gradlib.random_state import seed_all
 
 from .lines import double
@@ -170,6 +171,19 @@ def test_a_decoder_takes_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         found = gradlib.per_sample_jacobian(fn, *inputs, argnums=numbers)
         truth = gradlib.per_sample_jacobian(fn, *inputs, argnums=numbers, mode="loop")
         torch.testing.assert_close(found, truth, rtol=1e-11, atol=1e-11)
+
+
+def test_an_operation_that_one_input_does_not_reach() -> None:
+    x, y = double(3, 2, 4, 4), double(3, 2, 4, 4)
+    points = (x.requires_grad_(), y.requires_grad_())
+    graph, _ = of_tensors(wider(x.sin()) * wider(y.cos()).tanh(), points)
+    found = found_for(graph)
+    assert found is not None
+    for point, made in enumerate(found.blocks(graph).values()):
+        one = replace(
+            graph, points=(points[point],), ends=(graph.ends[point],), shared=(False,)
+        )
+        torch.testing.assert_close(made, by_rows(one), rtol=1e-11, atol=1e-11)
 
 
 def of_sum(model: nn.Module) -> Callable[..., Tensor]:

@@ -172,15 +172,12 @@ def gathered(places: Sequence[Place]) -> Place:
 
 
 def _root(places: Sequence[Place]) -> Place:
-    """Return the last place that x has been at on all ways to places."""
+    """Return the last place that x has been at on all ways to places, or x itself."""
     for place in places:
         place.require_current()
     one, *others = places
     around = [{id(it) for it in _back(place)} for place in others]
-    root = next((it for it in _back(one) if all(id(it) in ids for ids in around)), None)
-    if root is None:
-        raise UnknownError("it puts something else together")
-    return root
+    return next(it for it in _back(one) if all(id(it) in ids for ids in around))
 
 
 def _combined(root: Place, places: Sequence[Place], layer: Any, by: str) -> Place:

@@ -88,8 +88,6 @@ def _added(use: Use, samples: Samples, param: Tensor) -> Write | None:
 
 def _multiplied(use: Use, samples: Samples, param: Tensor) -> Write | None:
     other = use.saved("self" if use.index else "other")
-    if other is None:
-        return None
     other = samples.first(other.expand(use.shape))
     return _spread(use, samples, param, other.mul)
 
