@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gradlib.jacobian.again import Called
-from gradlib.jacobian.agreement import TIMES
 from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.causes import cut_path, samples_in
 from gradlib.jacobian.coupling import require_no_pair
@@ -19,6 +18,7 @@ from gradlib.jacobian.differences import HIDING, ROUNDING, Caller, tensors_of
 from gradlib.jacobian.directions import Moves
 from gradlib.jacobian.graph import Graph, output_path
 from gradlib.jacobian.repeatable import REPEATS, is_repeated, require_as_first
+from gradlib.jacobian.rounding import TIMES
 from gradlib.jacobian.warned import warn
 from gradlib.private.passes import grad_in_modes
 
