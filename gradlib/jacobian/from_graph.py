@@ -8,11 +8,11 @@ from gradlib.jacobian.call import as_flag, plain
 from gradlib.jacobian.check import may_look
 from gradlib.jacobian.compute import compute
 from gradlib.jacobian.coupling import require_own_rows
+from gradlib.jacobian.graph_of_tensors import of_tensors
 from gradlib.jacobian.out import blocks_of, nested, require_no_graph
 from gradlib.jacobian.own_backward import require_graphs
 from gradlib.jacobian.readable import require_readable, require_values
 from gradlib.jacobian.retained import grads_between_kept, grads_kept
-from gradlib.jacobian.run import of_tensors
 from gradlib.private.compiling import as_written
 from gradlib.private.hooks import without_hooks
 from gradlib.private.modes import always_recorded

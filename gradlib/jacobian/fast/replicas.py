@@ -19,10 +19,10 @@ from gradlib.jacobian.fast.replayed import MOST, Replays, may_replay_on, replays
 from gradlib.jacobian.fast.structure.structured import find_structured
 from gradlib.jacobian.fast.transformers import Read, has_transformer, read
 from gradlib.jacobian.fresh import keep_what_is_freed
+from gradlib.jacobian.graph_of_tensors import of_tensors
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.memory import room_on
 from gradlib.jacobian.plan import BATCHED, JacobianPlan
-from gradlib.jacobian.run import of_tensors
 from gradlib.private.modes import always_recorded, graph_is_captured
 
 SMALL = 2**16

@@ -16,7 +16,7 @@ from gradlib.jacobian import planning
 from gradlib.jacobian.fast.door import find_in_graph
 from gradlib.jacobian.fast.pushed.pushed import Passed, Pushed, find_pushed
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.run import of_tensors
+from gradlib.jacobian.graph_of_tensors import of_tensors
 from gradlib.random_state import seed_all
 
 from .lines import double
