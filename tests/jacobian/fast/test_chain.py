@@ -19,7 +19,8 @@ from gradlib.jacobian.call import Call, is_open
 from gradlib.jacobian.fast import plain_convolution
 from gradlib.jacobian.fast.chains import convolutions, evaluate, order
 from gradlib.jacobian.fast.chains.find import find_chain
-from gradlib.jacobian.fast.chains.layers import IDLE, POINTWISE, SOFTMAXES
+from gradlib.jacobian.fast.chains.layers import IDLE, SOFTMAXES
+from gradlib.jacobian.fast.chains.pointwise import POINTWISE
 from gradlib.random_state import seed_all
 
 SEEDS = range(40)

@@ -19,8 +19,8 @@ from gradlib.jacobian.call import Call
 from gradlib.jacobian.fast import matmul
 from gradlib.jacobian.fast.chains import plain
 from gradlib.jacobian.fast.chains.find import find_plain
-from gradlib.jacobian.fast.chains.layers import POINTWISE
 from gradlib.jacobian.fast.chains.plain import PlainNet
+from gradlib.jacobian.fast.chains.pointwise import POINTWISE
 
 from .lines import by_loop
 

@@ -11,7 +11,6 @@ from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.layers import (
-    POINTWISE,
     SOFTMAXES,
     SQUEEZED,
     UNSQUEEZED,
@@ -33,6 +32,7 @@ from gradlib.jacobian.fast.chains.mapped import (
 from gradlib.jacobian.fast.chains.norms import BATCH_NORM
 from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.place import is_in_place, is_view
+from gradlib.jacobian.fast.chains.pointwise import POINTWISE
 from gradlib.jacobian.fast.chains.rebound import UnknownError
 from gradlib.jacobian.fast.chains.shapes import flattens, shape_after
 from gradlib.jacobian.fast.kernels import DTYPES

@@ -9,10 +9,11 @@ from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains.axes import VIEWED
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.layers import POINTWISE, Linear, every
+from gradlib.jacobian.fast.chains.layers import Linear, every
 from gradlib.jacobian.fast.chains.mapped import Kind, kind_of
 from gradlib.jacobian.fast.chains.noted import Found
 from gradlib.jacobian.fast.chains.own import are_same
+from gradlib.jacobian.fast.chains.pointwise import POINTWISE
 from gradlib.jacobian.fast.chains.template import maker
 from gradlib.jacobian.fast.chains.witnesses import Reading, Witnesses, read_again
 from gradlib.jacobian.fast.replayed import Replays

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradlib.jacobian.fast.chains.layers import (
+from gradlib.jacobian.fast.chains.layers import SQUEEZED, Layer
+from gradlib.jacobian.fast.chains.noted import note_own
+from gradlib.jacobian.fast.chains.pointwise import (
     COS,
     EXP,
     FROM,
@@ -21,13 +23,10 @@ from gradlib.jacobian.fast.chains.layers import (
     POINTWISE,
     POWER,
     SIN,
-    SQUEEZED,
     TIMES,
     UNDER,
-    Layer,
     Pointwise,
 )
-from gradlib.jacobian.fast.chains.noted import note_own
 from gradlib.private.modules import torchs_own
 
 Made = Callable[..., Any]

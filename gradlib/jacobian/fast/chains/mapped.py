@@ -13,8 +13,6 @@ from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains.convolutions import convolution_of
 from gradlib.jacobian.fast.chains.layers import (
-    OPTIONS,
-    POINTWISE,
     SQUEEZED,
     UNSQUEEZED,
     Joined,
@@ -27,6 +25,7 @@ from gradlib.jacobian.fast.chains.layers import (
 )
 from gradlib.jacobian.fast.chains.norms import BATCH_NORM, FEW
 from gradlib.jacobian.fast.chains.own import is_own_function
+from gradlib.jacobian.fast.chains.pointwise import OPTIONS, POINTWISE
 from gradlib.jacobian.fast.chains.shapes import Shape, shape_after
 from gradlib.jacobian.fast.plain_convolution import goes_by_shifts, small_images
 from gradlib.private.modules import own_buffers, own_parameters

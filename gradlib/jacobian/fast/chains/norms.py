@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast.chains.layers import Pointwise, by_slope
+from gradlib.jacobian.fast.chains.pointwise import Pointwise, by_slope
 from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten
 from gradlib.private.modes import grad_is_enabled
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradlib.jacobian.fast.chains.layers import IDLE, OPERATIONS, POINTWISE, SOFTMAXES
+from gradlib.jacobian.fast.chains.layers import IDLE, SOFTMAXES
 from gradlib.jacobian.fast.chains.noted import Found, note_own
+from gradlib.jacobian.fast.chains.pointwise import OPERATIONS, POINTWISE
 from gradlib.private.modules import torchs_own
 
 

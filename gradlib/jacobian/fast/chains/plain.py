@@ -19,9 +19,10 @@ from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.layers import POINTWISE, Layer, Linear, Parameters
+from gradlib.jacobian.fast.chains.layers import Layer, Linear, Parameters
 from gradlib.jacobian.fast.chains.mapped import NO_MAPS, Kind, kind_of
 from gradlib.jacobian.fast.chains.own import Found, are_same, run_by
+from gradlib.jacobian.fast.chains.pointwise import POINTWISE
 from gradlib.jacobian.fast.chains.result import IN_CACHE, planned
 from gradlib.jacobian.fast.chains.rows import by_rows, goes_by_rows
 from gradlib.jacobian.fast.kernels import DTYPES

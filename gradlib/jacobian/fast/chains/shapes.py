@@ -7,7 +7,6 @@ from typing import Any, TypeAlias, cast
 from torch import nn
 
 from gradlib.jacobian.fast.chains.layers import (
-    POINTWISE,
     SQUEEZED,
     UNSQUEEZED,
     Joined,
@@ -17,6 +16,7 @@ from gradlib.jacobian.fast.chains.layers import (
     Taken,
     Woven,
 )
+from gradlib.jacobian.fast.chains.pointwise import POINTWISE
 from gradlib.private.modules import own_parameters
 
 Shape: TypeAlias = tuple[int, ...]

@@ -12,8 +12,9 @@ from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.fast.chains import order as orders
 from gradlib.jacobian.fast.chains.bends import Bend
 from gradlib.jacobian.fast.chains.evaluate import in_parts
-from gradlib.jacobian.fast.chains.layers import Layer, Pointwise, by_slope
+from gradlib.jacobian.fast.chains.layers import Layer
 from gradlib.jacobian.fast.chains.mapped import is_plain
+from gradlib.jacobian.fast.chains.pointwise import Pointwise, by_slope
 from gradlib.jacobian.fast.chains.product import (
     Factors,
     is_by_columns,
