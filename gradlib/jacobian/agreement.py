@@ -11,7 +11,6 @@ from gradlib.errors import NoSuchWayError
 from gradlib.jacobian.forward import BY_COLUMNS
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look
-from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.rounding import roundings, square
 
@@ -27,7 +26,7 @@ def closeness(graph: Graph) -> float:
 
     That precision is lower where a dtype on the way is narrow, or a GPU uses TF32.
     """
-    dtype, device = narrowest_dtype(graph.drawing), graph.points[0].device
+    dtype, device = graph.drawing.narrowest_dtype, graph.points[0].device
     if dtype == torch.float32 and may_use_tf32(device, graph.drawing.names):
         return COARSE
     return CLOSE.get(dtype, COARSE)
@@ -89,7 +88,7 @@ def _why_apart(graph: Graph, mode: str) -> str:
             "Most likely torch has another result for several rows at once, or a hook "
             f'changes gradients; {also}. Use mode="loop".'
         )
-    dtype = narrowest_dtype(graph.drawing)
+    dtype = graph.drawing.narrowest_dtype
     also += f", or that derivatives cancel and {dtype} keeps too few digits of them"
     if mode == "split":
         also += ", or that what it is split at has no row for each sample"

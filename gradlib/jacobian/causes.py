@@ -7,7 +7,7 @@ from gradlib.jacobian.differences import Caller
 from gradlib.jacobian.directions import Meant
 from gradlib.jacobian.graph import Graph, output_path
 from gradlib.jacobian.known_modules import modules_known_to
-from gradlib.jacobian.nodes import differs_from_slopes
+from gradlib.jacobian.other_slopes import differs_from_slopes
 from gradlib.module_hook import without_ours
 from gradlib.private.hooks import any_global_backward_hook, backward_hooks
 from gradlib.selection import modules_of

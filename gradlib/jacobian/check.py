@@ -31,7 +31,6 @@ from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.known_modules import modules_known_to
 from gradlib.jacobian.look import Look
 from gradlib.jacobian.memory import bytes_of_pass
-from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.own_backward import require_derivatives
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.repeatable import REPEATS, require_as_first
@@ -221,7 +220,7 @@ def bytes_of_check(arguments: Arguments, graph: Graph) -> int:
     moves = 3 * sum(it.numel() * it.element_size() for it in graph.points)
     outputs = 2 * wide * sum(it.numel() for it in graph.roots)
     inside = (
-        bytes_of_pass(graph.drawing) * wide // narrowest_dtype(graph.drawing).itemsize
+        bytes_of_pass(graph.drawing) * wide // graph.drawing.narrowest_dtype.itemsize
     )
     return copies + moves + outputs + inside
 

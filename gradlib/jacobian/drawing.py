@@ -56,6 +56,12 @@ class Drawing:
         """The forms, without most repetitions: there are fewer than spots."""
         return list({id(it): it for it in self.forms.values()}.values())
 
+    @cached_property
+    def narrowest_dtype(self) -> torch.dtype:
+        """The narrowest floating dtype of the gradients in a backward pass."""
+        dtypes = {it.dtype for it in self.kinds if it.dtype.is_floating_point}
+        return min(dtypes, key=attrgetter("itemsize"))
+
 
 def kept_for_each(function: Callable[[Drawing], Made]) -> Callable[[Drawing], Made]:
     """Return `function` with its results kept, in each drawing it is called with."""

@@ -1,7 +1,6 @@
 """Finds the nodes of a graph that decide the mode: most of them torch gets wrong."""
 
 from contextlib import suppress
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -76,8 +75,6 @@ _WRONG_THRICE = (
 )
 # Where fn takes derivatives itself, its backward pass is in the graph already.
 _OF_A_BACKWARD_PASS = "BackwardBackward"
-# Implicit reparametrization, for samples of Gamma, Beta, Dirichlet, Chi2, StudentT.
-_ON_AVERAGE = ("StandardGamma", "_Dirichlet")
 # A fused node of torch.jit: it may hold any operation.
 _SCRIPTED = "DifferentiableGraphBackward"
 # Every function that once_differentiable returns has the same code. Autograd takes its
@@ -107,11 +104,11 @@ def nodes_of(graph: Graph) -> Nodes:
             names |= {"no_second": name, "no_second_at": number}
         for kind in kinds & {"wrong_at_once", "wrong_twice"}:
             names[kind] = name
-        if "wrong_thrice" in kinds and _computes_statistics(node):
+        if "wrong_thrice" in kinds and computes_statistics(node):
             names["wrong_thrice"] = name
             if graph.batch > 1 and _is_over_samples(node):
                 names["mixing"] = name
-            if _is_norm_of_a_backward_pass(node):
+            if is_norm_of_a_backward_pass(node):
                 names["wrong_twice"] = name
             # Position 0 is the norm's input, the others its weights.
             if any(graph.drawing.positions[number]):
@@ -161,7 +158,7 @@ def _is_marked(node: Any) -> bool:
     return any(getattr(it, "__code__", None) is _MARKED for it in backwards)
 
 
-def _computes_statistics(node: Any) -> bool:
+def computes_statistics(node: Any) -> bool:
     """Tell whether a norm computes its statistics; batch norm in eval does not."""
     return getattr(node, "_saved_training", getattr(node, "_saved_train", True))
 
@@ -182,79 +179,8 @@ def _saved_input(node: Any) -> Tensor | None:
     return None
 
 
-def differs_from_slopes(graph: Graph) -> str:
-    """Return why torch's derivative is not the output's slope, if that is known."""
-    for name, node in zip(graph.drawing.names, graph.nodes, strict=True):
-        if name.startswith(_ON_AVERAGE):
-            return (
-                f"{name} differentiates a random sample of the gamma family. It says "
-                "how its distribution moves with the parameters, and no single sample "
-                "does so. That is meant: pass check=False."
-            )
-        if getattr(node, "_saved_scale_grad_by_freq", False):
-            return (
-                f"{name} is of an embedding with scale_grad_by_freq=True: it divides "
-                "the gradient of each row by how often all samples together look it "
-                "up. Make the embedding without that."
-            )
-        if _is_norm_of_a_backward_pass(node):
-            return (
-                f"fn takes derivatives itself, through {name}, and torch takes for "
-                "constants what that has saved: further derivatives are wrong. Compute "
-                "the norm by other operations."
-            )
-        if graph.batch == 1 and _is_perhaps_instance_norm(node):
-            return (
-                f"{name} may be an instance norm. Of a single sample torch gets its "
-                "gradient wrong where one comes in another layout, as from a permute "
-                "or in channels_last. Pass the sample twice, and take one of the two "
-                "results; if this is said again, something else cuts a path."
-            )
-        if _is_of_thin_images(node):
-            return (
-                f"{name} is a batch norm of images that are one wide or one high. On a "
-                "CPU torch gets its gradient wrong where one comes in another layout, "
-                "as from a permute. Use BatchNorm1d, of x.flatten(2)."
-            )
-        if _forgets_padding(node):
-            return (
-                f"{name} is of avg_pool2d with padding, of images whose channels are "
-                "last in memory. On a GPU torch's backward pass forgets the padding "
-                "then. Have it get images in torch.contiguous_format: x.contiguous()."
-            )
-    return ""
-
-
-def _is_perhaps_instance_norm(node: Any) -> bool:
-    return node.name() == "NativeBatchNormBackward0" and _computes_statistics(node)
-
-
-def _is_of_thin_images(node: Any) -> bool:
-    if node.name() != "NativeBatchNormBackward0":
-        return False
-    x = node._saved_input
-    sides = x.shape[2:] if x.dim() == 4 else ()
-    return x.device.type == "cpu" and 1 in sides and max(sides) > 1
-
-
-def _forgets_padding(node: Any) -> bool:
-    # pytorch#188344, as in torch 2.11; later kernels may be right.
-    if node.name() != "AvgPool2DBackward0":
-        return False
-    x = node._saved_self
-    last = x.is_contiguous(memory_format=torch.channels_last)
-    return x.is_cuda and last and not x.is_contiguous() and any(node._saved_padding)
-
-
-def _is_norm_of_a_backward_pass(node: Any) -> bool:
+def is_norm_of_a_backward_pass(node: Any) -> bool:
+    """Tell whether a norm is that of a derivative which fn takes itself."""
     name = node.name()
     is_norm = name.startswith(_WRONG_THRICE) and _OF_A_BACKWARD_PASS in name
-    return is_norm and _computes_statistics(node)
-
-
-@kept_for_each
-def narrowest_dtype(drawing: Drawing) -> torch.dtype:
-    """Return the narrowest floating dtype of the gradients in a backward pass."""
-    found = {it.dtype for it in drawing.kinds}
-    dtypes = (it for it in found if it.is_floating_point)
-    return min(dtypes, key=attrgetter("itemsize"))
+    return is_norm and computes_statistics(node)

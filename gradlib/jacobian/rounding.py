@@ -11,7 +11,6 @@ from gradlib.jacobian.forward import BY_COLUMNS, Linearized
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.look import Look, first_coupled
 from gradlib.jacobian.memory import is_out_of_memory
-from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.passes import vjp
 from gradlib.jacobian.pieces import Block
 
@@ -87,7 +86,7 @@ def _rounding_of_rows(
     Returns:
         The squares by point, and the square of the most that rounding can do.
     """
-    eps = torch.finfo(narrowest_dtype(graph.drawing)).eps
+    eps = torch.finfo(graph.drawing.narrowest_dtype).eps
     squares: dict[int, Tensor] = {}
     limits: list[Tensor] = []
     for others, largest in again:

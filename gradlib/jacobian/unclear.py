@@ -10,7 +10,6 @@ from gradlib.jacobian.agreement import closeness
 from gradlib.jacobian.differences import HIDING, ROUNDING
 from gradlib.jacobian.first_look import Slopes, length
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.nodes import narrowest_dtype
 from gradlib.jacobian.pieces import Block
 
 MANY = 16
@@ -32,7 +31,7 @@ def unclear_entries(
     """Return for each output the entries whose slope is not the Jacobian's."""
     every: dict[int, Tensor] = {}
     close = slopes.caller.how.sure or closeness(graph)
-    eps = torch.finfo(narrowest_dtype(graph.drawing)).eps
+    eps = torch.finfo(graph.drawing.narrowest_dtype).eps
     for root, slope in enumerate(slopes.steep):
         known = _known_slope(slopes, graph, blocks, root)
         slope, noise = slope.to(known), slopes.noise(root).to(known)
