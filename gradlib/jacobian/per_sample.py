@@ -151,11 +151,8 @@ def per_sample_jacobian(
     check = as_flag("check", check)
     create_graph = as_flag("create_graph", create_graph)
     progress = as_flag("progress", progress)
-    argnums, in_dims, chunk_size, max_bytes = plain(
-        (argnums, in_dims, chunk_size, max_bytes)
-    )
-    asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
-    call = Call(fn, inputs, *asked)
+    asked = map(plain, (argnums, in_dims, mode, chunk_size, max_bytes))
+    call = Call(fn, inputs, *asked, out=out, create_graph=create_graph)
     shorter = find_in_call(call)
     if shorter is not None:
         try:

@@ -109,12 +109,9 @@ def plan_jacobian(
     create_graph = as_flag("create_graph", create_graph)
     require_values()
     require_no_graph(out, create_graph=create_graph)
-    argnums, in_dims, chunk_size, max_bytes = plain(
-        (argnums, in_dims, chunk_size, max_bytes)
-    )
-    arguments = read(fn, inputs, argnums, in_dims)
-    asked = argnums, in_dims, mode, chunk_size, max_bytes, out, create_graph
-    call = Call(fn, inputs, *asked)
+    asked = map(plain, (argnums, in_dims, mode, chunk_size, max_bytes))
+    call = Call(fn, inputs, *asked, out=out, create_graph=create_graph)
+    arguments = read(fn, inputs, call.argnums, call.in_dims)
     shorter = find_in_call(call)
     if max_bytes is None:  # the plan's table shows a number
         max_bytes = room_on(arguments.asked[0].value.device)
