@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from gradlib.errors import CoupledSamplesError, NoSuchWayError
-from gradlib.jacobian.arguments import input_path
+from gradlib.jacobian.argnums import input_path
 from gradlib.jacobian.cannot_go_back import refuse
 from gradlib.jacobian.chance import Chance
 from gradlib.jacobian.differences import Caller

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gradlib.edges import edge_of
 from gradlib.errors import JacobianArgumentError, NotPerSampleError
-from gradlib.jacobian.arguments import input_path
+from gradlib.jacobian.argnums import input_path
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.outputs import require_connection, require_outputs
 from gradlib.jacobian.real import require_real

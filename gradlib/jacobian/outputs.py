@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from gradlib.errors import IndependentOutputError, NotPerSampleError
-from gradlib.jacobian.arguments import Arguments, set_apart
+from gradlib.jacobian.argnums import set_apart
+from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.graph import Graph, output_path
 from gradlib.jacobian.real import is_real, require_real
 from gradlib.opaque import is_tensor

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from gradlib.edges import Edge, edge_of
 from gradlib.errors import JacobianArgumentError
-from gradlib.jacobian.arguments import Arguments, input_path
+from gradlib.jacobian.argnums import input_path
+from gradlib.jacobian.arguments import Arguments
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.outputs import require_connection, require_outputs
 from gradlib.jacobian.retained import retaining_noted
