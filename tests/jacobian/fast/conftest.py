@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gradlib.jacobian.fast.chains import find, recalled
-from gradlib.jacobian.fast.chains.chain import Chain, found_on, is_for_chains
+from gradlib.jacobian.fast.chains.assembled import found_on, is_for_chains
+from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.layers import Joined
 
 from . import operations

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import gradlib
 from gradlib.jacobian.fast.chains import place, result
-from gradlib.jacobian.fast.chains.chain import found_on
+from gradlib.jacobian.fast.chains.assembled import found_on
 from gradlib.jacobian.fast.chains.convolutions import convolution_of
 from gradlib.jacobian.fast.chains.layers import Stage
 from gradlib.jacobian.fast.plain_convolution import goes_by_shifts

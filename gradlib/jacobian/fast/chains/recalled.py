@@ -15,7 +15,8 @@ from weakref import ref
 
 from torch import Tensor, nn
 
-from gradlib.jacobian.fast.chains.chain import Chain, found_on, is_for_chains
+from gradlib.jacobian.fast.chains.assembled import found_on, is_for_chains
+from gradlib.jacobian.fast.chains.chain import Chain
 from gradlib.jacobian.fast.chains.forms import ChainForm, form_of, refusal_of, values_of
 from gradlib.jacobian.fast.chains.line import ERRORS, is_debugged
 from gradlib.jacobian.fast.chains.noted import noting
