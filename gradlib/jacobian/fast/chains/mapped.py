@@ -102,7 +102,7 @@ def maps_of(layers: Sequence[Any], size: Shape, like: Like) -> Maps | None:
     known = Maps([], size, widest=width, narrowest=width)
     for layer in layers:
         kind = cast(type[Any], type(layer))
-        one = _OF_KINDS.get(kind, _of_layer)(layer, known.size, like)
+        one = _OF_KINDS.get(kind, _of_other)(layer, known.size, like)
         if one is None:
             return None
         known = Maps(
@@ -177,65 +177,93 @@ def _of_woven(layer: Woven, size: Shape, like: Like) -> Maps | None:
     )
 
 
-_OF_KINDS: dict[type[Any], Callable[[Any, Shape, Like], Maps | None]] = {
-    Joined: _of_joined,
-    Woven: _of_woven,
-}
+def _of_convolution(layer: nn.Conv2d, size: Shape, like: Like) -> Maps | None:
+    shape, parameters = shape_after([layer], (0, *size)), parameters_of(layer, like)
+    if shape is None or parameters is None or not _is_as_said(layer, parameters):
+        return None
+    outs, *each = parameters.weight.shape
+    multiply_adds = math.prod(shape[1:]) * math.prod(each)
+    it = convolution_of(layer, size)
+    # All taps, before they are added up.
+    more = multiply_adds // outs if goes_by_shifts(it) else 0
+    maps = _of_one(layer, size, shape[1:], more=more, multiply_adds=multiply_adds)
+    return maps._replace(small_images=small_images(it))
 
 
-def _of_layer(layer: Any, size: Shape, like: Like) -> Maps | None:
+def _of_linear(layer: nn.Linear | Linear, size: Shape, like: Like) -> Maps | None:
+    shape, parameters = shape_after([layer], (0, *size)), parameters_of(layer, like)
+    if shape is None or parameters is None or len(size) != 1:
+        return None
+    multiply_adds = parameters.weight.numel()
+    return _of_one(layer, size, shape[1:], multiply_adds=multiply_adds)
+
+
+def _of_other(layer: Any, size: Shape, like: Like) -> Maps | None:
     kind = cast(type[Any], type(layer))
     if layer is SQUEEZED or layer is UNSQUEEZED:
         return NO_MAPS._replace(size=size)
     shape = shape_after([layer], (0, *size))
     if shape is None:
         return None
-    after, entries, multiply_adds = shape[1:], math.prod(size), 0
-    small, between = sys.maxsize, 0
-    if kind in (nn.Conv2d, nn.Linear, Linear):
-        parameters = parameters_of(layer, like)
-        if parameters is None or (kind is not nn.Conv2d and len(size) != 1):
-            return None
-        outs, *each = parameters.weight.shape
-        if kind is nn.Conv2d and not _is_as_said(layer, outs, each):
-            return None
-        multiply_adds = math.prod(after) * math.prod(each)
-        if kind is nn.Conv2d:
-            convolution = convolution_of(layer, size)
-            small = small_images(convolution)
-            if goes_by_shifts(convolution):
-                entries += multiply_adds // outs  # all taps, before they are added up
-        known = [Layer(layer, None)]
-    elif kind in (Summed, Taken) or kind in _POOLS:
-        known = [Layer(layer, None)]
-    elif _is_norm(layer, size, like):
-        known = [Layer(layer, None)]
-        between = 2 * entries
-    elif bend := elementwise(layer):
-        known = [bend]
-    elif kind is nn.Flatten and after == size:
-        known = []
-    else:
-        return None
-    width = math.prod(after)
+    after = shape[1:]
+    if kind in (Summed, Taken) or kind in _POOLS:
+        return _of_one(layer, size, after)
+    if _is_norm(layer, size, like):
+        maps = _of_one(layer, size, after, between=2 * math.prod(size))
+        return maps._replace(of_groups=kind is nn.GroupNorm)
+    if bend := elementwise(layer):
+        return _of_one(layer, size, after)._replace(layers=[bend])
+    if kind is nn.Flatten and after == size:
+        return _of_one(layer, size, after)._replace(layers=[])
+    return None
+
+
+_OF_KINDS: dict[type[Any], Callable[[Any, Shape, Like], Maps | None]] = {
+    Joined: _of_joined,
+    Woven: _of_woven,
+    nn.Conv2d: _of_convolution,
+    nn.Linear: _of_linear,
+    Linear: _of_linear,
+}
+
+
+def _of_one(
+    layer: Any,
+    size: Shape,
+    after: Shape,
+    *,
+    more: int = 0,
+    between: int = 0,
+    multiply_adds: int = 0,
+) -> Maps:
+    """Return the maps that a single layer is.
+
+    Args:
+        layer: The layer.
+        size: The shape of a sample of its input.
+        after: The shape of a sample of its output.
+        more: How many entries of a sample it gets besides its input.
+        between: How many more are held at once, going back.
+        multiply_adds: How many it takes.
+    """
+    entries, width = math.prod(size) + more, math.prod(after)
     return Maps(
-        known,
+        [Layer(layer, None)],
         after,
         entries=entries,
         widest=width,
         live=entries + between + width,
         narrowest=width,
         multiply_adds=multiply_adds,
-        small_images=small,
-        of_groups=kind is nn.GroupNorm,
         alike=multiply_adds,
     )
 
 
-def _is_as_said(layer: nn.Conv2d, outs: int, each: list[int]) -> bool:
+def _is_as_said(layer: nn.Conv2d, parameters: Linear) -> bool:
     """Tell whether a convolution's weight has the shape that its options say."""
     of_group = layer.in_channels // layer.groups
-    return outs == layer.out_channels and each == [of_group, *layer.kernel_size]
+    said = (layer.out_channels, of_group, *layer.kernel_size)
+    return parameters.weight.shape == said
 
 
 def elementwise(layer: Any) -> Layer | None:
