@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch import Tensor
 from torch.autograd.graph import Node
 
 from gradlib.jacobian.fast.operation import Operation, dim_of, signed
@@ -81,6 +82,12 @@ def sliced(op: Operation) -> Rows:
     size, sizes = op.saved("split_size"), op.saved("split_sizes")
     start = int(op.number * size if sizes is None else sum(sizes[: op.number]))
     return Rows(dim, range(start, start + op.shape[dim]))
+
+
+def rows_of(tensor: Tensor, dim: int, rows: range) -> Tensor:
+    """Return some rows of a dimension, as a view."""
+    picked = slice(rows.start, rows.stop, rows.step)
+    return tensor[(slice(None),) * dim + (picked,)]
 
 
 def joined(op: Operation) -> dict[int, Rows]:

@@ -28,14 +28,8 @@ def selected(op: Operation) -> Forth:
 
 def sliced(op: Operation) -> Forth:
     """Some rows of a dimension."""
-    picked = moves.sliced(op)
-    return of_one(lambda t: _at(t, picked))
-
-
-def _at(tangent: Tensor, picked: moves.Rows) -> Tensor:
-    """Return some rows of a tangent, as a view."""
-    rows = slice(picked.rows.start, picked.rows.stop, picked.rows.step)
-    return tangent[(slice(None),) * (1 + picked.dim) + (rows,)]
+    dim, rows = moves.sliced(op)
+    return of_one(lambda t: moves.rows_of(t, 1 + dim, rows))
 
 
 def concatenated(op: Operation) -> Forth | None:
@@ -51,7 +45,8 @@ def _placed(op: Operation, rows: Mapping[int, moves.Rows]) -> Forth:
         some = next(iter(given.values()))
         made = some.new_zeros(len(some), *op.shape)
         for i, tangent in given.items():
-            _at(made, rows[i]).copy_(tangent)
+            dim, ours = rows[i]
+            moves.rows_of(made, 1 + dim, ours).copy_(tangent)
         return made
 
     return push

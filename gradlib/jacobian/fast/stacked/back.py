@@ -19,11 +19,6 @@ class Part(NamedTuple):
     rows: range
     values: Tensor
 
-    def of(self, whole: Tensor) -> Tensor:
-        """Return that part of a tensor, as a view."""
-        picked = slice(self.rows.start, self.rows.stop, self.rows.step)
-        return whole[(slice(None),) * self.dim + (picked,)]
-
 
 Back: TypeAlias = Callable[[Tensor], Mapping[int, Tensor | Part]]
 """From the gradients of the output, ``(vectors, *out)``, to those of the inputs, by

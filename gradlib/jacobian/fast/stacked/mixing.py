@@ -4,13 +4,13 @@ torch's kernels, where there are some, take the vectors as more samples. Saved t
 are repeated for each vector where a kernel needs that.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 
 from torch import Tensor
 
 from gradlib.jacobian.fast import moves
-from gradlib.jacobian.fast.attention import read
+from gradlib.jacobian.fast.attention import Attention, read
 from gradlib.jacobian.fast.kernels import INPUT_ALONE, aten
 from gradlib.jacobian.fast.operation import FACTORS, Operation
 from gradlib.jacobian.fast.slopes import of_ones
@@ -186,47 +186,62 @@ def attention(op: Operation) -> Back | None:
     saved = read(op)
     if saved is None or not op.shapes.keys() <= {0, 1, 2}:
         return None
-    q, k, v = saved[:3]
-    p = saved.probabilities()
-    keys, asked, scale = k.shape[-2], op.shapes.keys(), saved.scale
-
-    def with_vectors_inside(grad: Tensor) -> dict[int, Tensor]:
-        grad = _inside(grad).contiguous()
-        grads: dict[int, Tensor] = {}
-        if 0 in asked or 1 in asked:
-            p_of_each = p.mT.unsqueeze(-1)
-            slope = (v @ grad.flatten(-3, -2).mT).view(*p.mT.shape, grad.shape[-2])
-            slope = slope.mul_(p_of_each * scale)
-            slope.addcmul_(p_of_each, slope.sum(-3, keepdim=True), value=-1)
-            if 0 in asked:
-                product = slope.flatten(-2).mT @ k
-                grads[0] = product.view(*grad.shape[:-1], k.shape[-1])
-            if 1 in asked:
-                grads[1] = _times(slope.mT, q)
-        if 2 in asked:
-            grads[2] = _times_of(p.mT, grad)
-        return {i: it.movedim(-2, 0) for i, it in grads.items()}
-
-    def with_vectors_outside(grad: Tensor) -> dict[int, Tensor]:
-        grad = grad.movedim(0, -3)
-        grads: dict[int, Tensor] = {}
-        if 0 in asked or 1 in asked:
-            p_of_each = p.unsqueeze(-3)
-            slope = _times(grad, v.mT).mul_(p_of_each * scale)
-            slope.addcmul_(p_of_each, slope.sum(-1, keepdim=True), value=-1)
-            if 0 in asked:
-                grads[0] = _times(slope, k)
-            if 1 in asked:
-                grads[1] = _times(slope.mT, q)
-        if 2 in asked:
-            grads[2] = _times(grad.mT, p).mT
-        return {i: it.movedim(-3, 0) for i, it in grads.items()}
+    p, keys, asked = saved.probabilities(), saved.key.shape[-2], op.shapes.keys()
 
     def back(grad: Tensor) -> Mapping[int, Tensor]:
         few = keys <= min(FEW_KEYS, grad.size(0))
-        return with_vectors_inside(grad) if few else with_vectors_outside(grad)
+        return (_vectors_inside if few else _vectors_outside)(saved, p, asked, grad)
 
     return back
+
+
+def _vectors_inside(
+    saved: Attention, p: Tensor, asked: Set[int], grad: Tensor
+) -> dict[int, Tensor]:
+    """Go back through attention with the vectors as an inner axis.
+
+    Args:
+        saved: The attention.
+        p: Its probabilities.
+        asked: The positions of the inputs that gradients go to.
+        grad: The gradients of its output.
+    """
+    q, k, v = saved[:3]
+    grad = _inside(grad).contiguous()
+    grads: dict[int, Tensor] = {}
+    if 0 in asked or 1 in asked:
+        p_of_each = p.mT.unsqueeze(-1)
+        slope = (v @ grad.flatten(-3, -2).mT).view(*p.mT.shape, grad.shape[-2])
+        slope = slope.mul_(p_of_each * saved.scale)
+        slope.addcmul_(p_of_each, slope.sum(-3, keepdim=True), value=-1)
+        if 0 in asked:
+            product = slope.flatten(-2).mT @ k
+            grads[0] = product.view(*grad.shape[:-1], k.shape[-1])
+        if 1 in asked:
+            grads[1] = _times(slope.mT, q)
+    if 2 in asked:
+        grads[2] = _times_of(p.mT, grad)
+    return {i: it.movedim(-2, 0) for i, it in grads.items()}
+
+
+def _vectors_outside(
+    saved: Attention, p: Tensor, asked: Set[int], grad: Tensor
+) -> dict[int, Tensor]:
+    """Do the same with the vectors before the axes of matrices."""
+    q, k, v = saved[:3]
+    grad = grad.movedim(0, -3)
+    grads: dict[int, Tensor] = {}
+    if 0 in asked or 1 in asked:
+        p_of_each = p.unsqueeze(-3)
+        slope = _times(grad, v.mT).mul_(p_of_each * saved.scale)
+        slope.addcmul_(p_of_each, slope.sum(-1, keepdim=True), value=-1)
+        if 0 in asked:
+            grads[0] = _times(slope, k)
+        if 1 in asked:
+            grads[1] = _times(slope.mT, q)
+    if 2 in asked:
+        grads[2] = _times(grad.mT, p).mT
+    return {i: it.movedim(-3, 0) for i, it in grads.items()}
 
 
 def is_of_input_alone(op: Operation) -> bool:

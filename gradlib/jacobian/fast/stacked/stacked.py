@@ -16,6 +16,7 @@ from gradlib.jacobian import reverse
 from gradlib.jacobian.chunk import at_once
 from gradlib.jacobian.drawing import Drawing, Spot, kept_for_each
 from gradlib.jacobian.fast.known import all_is_known
+from gradlib.jacobian.fast.moves import rows_of
 from gradlib.jacobian.fast.operation import operations
 from gradlib.jacobian.fast.stacked.back import Back, Part
 from gradlib.jacobian.fast.stacked.recurrent import bytes_of_states
@@ -167,7 +168,7 @@ class _Gradients:
         self._own.add(spot)
         self._sums[spot] = whole
         for part in parts:
-            part.of(whole).add_(part.values)
+            rows_of(whole, part.dim, part.rows).add_(part.values)
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:

@@ -57,7 +57,12 @@ def softmax(op: Operation) -> dict[int, Back]:
     p = op.saved("result").movedim(op.dim(), -1)
     if p.numel() * p.shape[-1] > op.most:
         return {}
-    return {0: _along(op, [op.dim()], p.diag_embed() - p[..., None] * p[..., None, :])}
+    return {0: _along(op, [op.dim()], _softmax_slope(p))}
+
+
+def _softmax_slope(p: Tensor) -> Tensor:
+    """Return the Jacobian of a softmax along the last dimension, from its result."""
+    return p.diag_embed() - p[..., None] * p[..., None, :]
 
 
 def log_softmax(op: Operation) -> dict[int, Back]:
@@ -137,7 +142,7 @@ def attention(op: Operation) -> dict[int, Back]:
         return {}
     q, k, v, scale = saved[:4]
     p = saved.probabilities()
-    slope = (p.diag_embed() - p[..., None] * p[..., None, :]) * scale
+    slope = _softmax_slope(p) * scale
     work = p.numel() * q.shape[-1]
 
     def to_either(other: Tensor, of_keys: bool, dims: Dims) -> Step:
