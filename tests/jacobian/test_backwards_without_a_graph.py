@@ -103,6 +103,30 @@ def test_a_backward_that_nothing_can_flow_through_is_named() -> None:
     torch.testing.assert_close(found, 2 * torch.eye(3, device="cpu").expand(4, 3, 3))
 
 
+class InFloat(torch.autograd.Function):
+    """Squares; it has no float64."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            raise TypeError("no float64")
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * grads[0]
+
+
+def test_without_float64_the_graph_of_a_backward_is_believed() -> None:
+    x = torch.randn(4, 3)
+    ours = gradlib.per_sample_jacobian(
+        cast(Any, InFloat.apply), x.requires_grad_(), create_graph=True
+    )
+    (grad,) = torch.autograd.grad(ours.sum(), x)
+    torch.testing.assert_close(grad, torch.full_like(x, 2))
+
+
 WITHOUT_A_GRAPH: dict[str, Function] = {
     "once differentiable": cast(Any, OnceOnly.apply),
     "NumPy": cast(Any, ByNumpy.apply),

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, parametrize
 
 import gradlib
+from gradlib import OutOfBytesError
 from gradlib.jacobian.call import Call, is_open
 from gradlib.jacobian.fast import plain_convolution
 from gradlib.jacobian.fast.chains import convolutions, evaluate, order
@@ -667,6 +668,10 @@ def test_a_single_layer_takes_its_result() -> None:
     size = 4 * 2 * 3 * x.element_size()
     assert chain(layer, x, max_bytes=size - 1) is None
     assert chain(layer, x, max_bytes=size) is not None
+    with pytest.raises(OutOfBytesError):
+        gradlib.plan_jacobian(layer, x, mode="reverse", max_bytes=size)
+    plan = gradlib.plan_jacobian(layer, x, max_bytes=size)
+    assert (plan.mode, plan.max_bytes, plan.bytes) == ("chain", size, size)
 
 
 def test_out_is_no_memory_that_the_result_is_computed_from() -> None:

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias, cast
 from torch import nn
 
 from gradlib.jacobian.fast.chains.layers import (
-    SQUEEZED,
     UNSQUEEZED,
     Joined,
     Layer,
@@ -33,40 +32,13 @@ def shape_after(layers: Sequence[Any], shape: Shape) -> Shape | None:
         The shape, or ``None`` where it is not known.
     """
     for layer in layers:
-        kind = cast(type[Any], type(layer))
         if len(shape) == 1 and not _is_of_numbers(layer):
             return None
-        if kind in (nn.Linear, Linear):
-            is_own = kind is Linear
-            weight: Any = layer.weight if is_own else own_parameters(layer)["weight"]
-            outs, ins = weight.shape
-            # Else code that loops until a shape is reached would not end.
-            if ins != shape[-1]:
-                return None
-            shape = *shape[:-1], outs
-        elif kind is nn.Flatten:
-            if not flattens(layer):
-                return None
-            shape = (*shape[:1], math.prod(shape[1:]))
-        elif kind in _SIZES:
-            size = _SIZES[kind](layer, shape[1:])
-            if size is None:
-                return None
-            shape = (*shape[:1], *size)
-        elif kind is Joined:
-            shape = _known(layer.ways[0], shape)
-        elif kind is Woven:
-            shape = _shape_of_woven(layer, shape)
-        elif kind is Summed:
-            shape = *shape[:-1], 1
-        elif kind is Taken:
-            shape = *shape[:-1], layer.stop - layer.start
-        elif layer is SQUEEZED:
-            if len(shape) != 2 or shape[1] != 1:
-                return None
-            shape = shape[:1]
-        elif layer is UNSQUEEZED:
-            shape = *shape, 1
+        rule = _AFTER.get(cast(type[Any], type(layer)))
+        after = shape if rule is None else rule(layer, shape)
+        if after is None:
+            return None
+        shape = after
     return shape
 
 
@@ -82,6 +54,25 @@ def _known(layers: Sequence[Any], shape: Shape) -> Shape:
     It is known: ways are combined only where the shapes of both are, and fit together.
     """
     return cast(Shape, shape_after(layers, shape))
+
+
+def _linear(layer: Any, shape: Shape) -> Shape | None:
+    is_own = type(layer) is Linear
+    weight: Any = layer.weight if is_own else own_parameters(layer)["weight"]
+    outs, ins = weight.shape
+    # Else code that loops until a shape is reached would not end.
+    return (*shape[:-1], outs) if ins == shape[-1] else None
+
+
+def _flat(layer: Any, shape: Shape) -> Shape | None:
+    return (*shape[:1], math.prod(shape[1:])) if flattens(layer) else None
+
+
+def _with_axis(layer: object, shape: Shape) -> Shape | None:
+    """Return the shape with a last axis of one entry more, or less."""
+    if layer is UNSQUEEZED:
+        return *shape, 1
+    return shape[:1] if len(shape) == 2 and shape[1] == 1 else None
 
 
 def _shape_of_woven(layer: Woven, shape: Shape) -> Shape:
@@ -103,7 +94,7 @@ def flattens(layer: Any) -> bool:
     return all(type(it) is int for it in axes) and axes == (1, -1)
 
 
-def size_after(layer: nn.Conv2d, size: Sequence[int]) -> Shape | None:
+def _convolved(layer: nn.Conv2d, size: Sequence[int]) -> Shape | None:
     """Return the shape of a sample of a convolution's output, if it is known."""
     if len(size) != 3 or size[0] != layer.in_channels:
         return None
@@ -170,13 +161,34 @@ def pair(option: Any) -> tuple[int, int]:
     return option, option
 
 
-_SIZES: dict[type[Any], Callable[[Any, Sequence[int]], Shape | None]] = {
-    nn.Conv2d: size_after,
-    nn.MaxPool2d: _largest,
-    nn.AvgPool2d: _means,
-    nn.AdaptiveAvgPool2d: _means_of_parts,
+def _of_image(
+    size_of: Callable[[Any, Sequence[int]], Shape | None],
+) -> Callable[[Any, Shape], Shape | None]:
+    """Return the rule of a layer from that of a sample's shape."""
+
+    def after(layer: Any, shape: Shape) -> Shape | None:
+        size = size_of(layer, shape[1:])
+        return None if size is None else (*shape[:1], *size)
+
+    return after
+
+
+_AFTER: dict[type[Any], Callable[[Any, Shape], Shape | None]] = {
+    nn.Linear: _linear,
+    Linear: _linear,
+    nn.Flatten: _flat,
+    nn.Conv2d: _of_image(_convolved),
+    nn.MaxPool2d: _of_image(_largest),
+    nn.AvgPool2d: _of_image(_means),
+    nn.AdaptiveAvgPool2d: _of_image(_means_of_parts),
+    Joined: lambda layer, shape: _known(layer.ways[0], shape),
+    Woven: _shape_of_woven,
+    Summed: lambda _, shape: (*shape[:-1], 1),
+    Taken: lambda layer, shape: (*shape[:-1], layer.stop - layer.start),
+    object: _with_axis,  # SQUEEZED and UNSQUEEZED
 }
-"""Functions that give the shape of a sample of a layer's output, if it is known."""
+"""Functions of a layer and the shape of its input that give that of its output, if it
+is known; other layers keep the shape."""
 
 
 def _after(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
