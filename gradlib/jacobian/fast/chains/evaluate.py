@@ -12,7 +12,7 @@ from gradlib.jacobian.fast.chains.norms import BATCH_NORM, steepness
 from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
 from gradlib.jacobian.fast.chains.result import samples_at_once
 from gradlib.jacobian.fast.chains.softened import softened
-from gradlib.jacobian.fast.chains.steps import Seen, part
+from gradlib.jacobian.fast.chains.steps import Steps, part
 from gradlib.jacobian.fast.matmul import linear_then
 from gradlib.jacobian.fresh import HUGE, empty, keep_what_is_freed
 from gradlib.private.modes import enable_grad, grad_is_enabled
@@ -30,21 +30,21 @@ def evaluate(chain: Chain, out: Tensor | None, *, create_graph: bool) -> Tensor:
     before = grad_is_enabled()
     enable_grad(bool(create_graph))
     try:
-        seen, h = through_maps.forward(chain.maps, chain.x, chain.outs)
-        seen, shared = _shared(chain, seen, h)
+        steps, h = through_maps.forward(chain.maps, chain.x, chain.outs)
+        steps, shared = _shared(chain, steps, h)
         at_once = samples_at_once(chain)
         shape = h.shape[0], chain.outs, chain.x.shape[1:].numel()
         # A large result without maps is written to huge pages directly.
         apart = not chain.maps.layers and math.prod(shape) * h.element_size() >= HUGE
         if create_graph or (out is None and at_once >= h.shape[0] and not apart):
-            made = _of(chain, seen, h, None, shared)
+            made = _of(chain, steps, h, None, shared)
         else:
             made = in_parts(
                 shape,
                 h,
                 at_once,
                 lambda start, stop, into: _of(
-                    chain, part(seen, start, stop), h[start:stop], into, shared
+                    chain, part(steps, start, stop), h[start:stop], into, shared
                 ),
                 out,
                 columns=is_by_columns(chain.order.tree) and not chain.maps.layers,
@@ -93,7 +93,7 @@ def in_parts(
     return whole
 
 
-def _shared(chain: Chain, seen: Seen, h: Tensor) -> tuple[Seen, Tensor | None]:
+def _shared(chain: Chain, steps: Steps, h: Tensor) -> tuple[Steps, Tensor | None]:
     """Go back as far as the Jacobian is the same for all samples, once for all.
 
     Returns:
@@ -101,15 +101,15 @@ def _shared(chain: Chain, seen: Seen, h: Tensor) -> tuple[Seen, Tensor | None]:
         samples differ from the start.
     """
     if not chain.begins_alike:
-        return seen, None
+        return steps, None
     factors, _ = _factors(chain, h)
     made = whole_product(factors, chain.order.tree, None)
-    return through_maps.backward_alike(seen, made.view(1, -1, *h.shape[1:]))
+    return through_maps.backward_alike(steps, made.view(1, -1, *h.shape[1:]))
 
 
 def _of(
     chain: Chain,
-    seen: Seen,
+    steps: Steps,
     h: Tensor,
     into: Tensor | None,
     shared: Tensor | None,
@@ -118,7 +118,7 @@ def _of(
 
     Args:
         chain: The chain.
-        seen: The steps back through its maps.
+        steps: The steps back through its maps.
         h: The output of the maps, ``(samples, ...)``.
         into: A tensor that the result may be written to.
         shared: The vectors that go back through the maps, if the same for all samples.
@@ -126,7 +126,7 @@ def _of(
     if shared is not None:
         v = shared.expand(h.shape[0], *shared.shape[1:])
         # Where no step is left, all samples share memory.
-        return through_maps.backward(seen, v).flatten(2).contiguous()
+        return through_maps.backward(steps, v).flatten(2).contiguous()
     factors, y = _factors(chain, h)
     into = None if chain.maps.layers else into
     if chain.softmax is None:
@@ -137,7 +137,7 @@ def _of(
         v = made if made.dim() > 2 else made.expand(h.shape[0], -1, -1)
         if h.dim() > 2:
             v = v.view(h.shape[0], -1, *h.shape[1:])
-        return through_maps.backward(seen, v).flatten(2)
+        return through_maps.backward(steps, v).flatten(2)
     if made.dim() > 2:
         return made
     return made.expand(h.shape[0], -1, -1).clone()  # no view of a weight

@@ -26,7 +26,7 @@ class Step(Protocol):
         ...
 
 
-Seen = list[Step]
+Steps = list[Step]
 """The step of each layer, in the order of the forward pass."""
 
 
@@ -35,17 +35,17 @@ def differs(step: Step) -> bool:
     return hasattr(step, "part")
 
 
-def part(seen: Seen, start: int, stop: int) -> Seen:
+def part(steps: Steps, start: int, stop: int) -> Steps:
     """Return the steps for some samples."""
-    every: list[Any] = [*seen]
+    every: list[Any] = [*steps]
     return [it.part(start, stop) if differs(it) else it for it in every]
 
 
-def pulled_back(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:
+def pulled_back(steps: Steps, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:
     """Go back through all layers.
 
     Args:
-        seen: The steps.
+        steps: The steps.
         v: The vectors, ``(batch, count, ...)``.
         ours: Whether they may be overwritten.
 
@@ -53,6 +53,6 @@ def pulled_back(seen: Seen, v: Tensor, *, ours: bool) -> tuple[Tensor, bool]:
         Their VJPs, and whether these may be overwritten.
     """
     alone = not grad_is_enabled()
-    for it in reversed(seen):
+    for it in reversed(steps):
         v, ours = it.pull(v, ours and alone)
     return v, ours

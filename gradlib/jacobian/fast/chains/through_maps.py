@@ -14,7 +14,7 @@ from gradlib.jacobian.fast.chains.layers import Joined, Linear, Summed, Taken, W
 from gradlib.jacobian.fast.chains.mapped import Maps
 from gradlib.jacobian.fast.chains.norms import grouped, normed, scaled
 from gradlib.jacobian.fast.chains.pools import averaged, averaged_in_parts, picked
-from gradlib.jacobian.fast.chains.steps import Seen, Step, differs, pulled_back
+from gradlib.jacobian.fast.chains.steps import Step, Steps, differs, pulled_back
 from gradlib.jacobian.fast.chains.ways import (
     Forked,
     Interwoven,
@@ -69,7 +69,7 @@ class Spread(NamedTuple):
         return spread.contiguous(), self.layer.of > 1
 
 
-def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
+def forward(maps: Maps, x: Tensor, count: int) -> tuple[Steps, Tensor]:
     """Return the steps back through maps, and their output.
 
     Args:
@@ -80,64 +80,64 @@ def forward(maps: Maps, x: Tensor, count: int) -> tuple[Seen, Tensor]:
     if not maps.layers:
         return [], x
     if x.dim() != 4:
-        seen, y = _forward(maps.layers, x, _VECTORS)
+        steps, y = _forward(maps.layers, x, _VECTORS)
     elif is_few(x, maps.first_images // max(1, count)):
         return _forward(maps.layers, x.contiguous(), _CHANNELS_FIRST)
     else:
-        seen, y = _forward(maps.layers, channels_last(x), _CHANNELS_LAST)
-    return [*seen, ChannelsLast()], y
+        steps, y = _forward(maps.layers, channels_last(x), _CHANNELS_LAST)
+    return [*steps, ChannelsLast()], y
 
 
-def backward(seen: Seen, v: Tensor) -> Tensor:
+def backward(steps: Steps, v: Tensor) -> Tensor:
     """Return the VJPs of vectors ``(batch, count, channels, ...)``, in own memory."""
-    made, is_ours = pulled_back(seen, v, ours=False)
+    made, is_ours = pulled_back(steps, v, ours=False)
     return made if is_ours else made.clone()  # it may still be a weight
 
 
-def backward_alike(seen: Seen, v: Tensor) -> tuple[Seen, Tensor]:
+def backward_alike(steps: Steps, v: Tensor) -> tuple[Steps, Tensor]:
     """Go back through the last layers, as far as they are the same for all samples.
 
     Args:
-        seen: The steps of all layers.
+        steps: The steps of all layers.
         v: The vectors, the same for each sample, ``(1, count, channels, ...)``.
 
     Returns:
         The steps that are left, and the VJPs.
     """
-    last = len(seen)
-    while last and not differs(seen[last - 1]):
+    last = len(steps)
+    while last and not differs(steps[last - 1]):
         last -= 1
     # Not copied: after a mean, all places share memory.
-    return seen[:last], pulled_back(seen[last:], v, ours=False)[0]
+    return steps[:last], pulled_back(steps[last:], v, ours=False)[0]
 
 
-def _forward(layers: Sequence[Any], x: Tensor, kind: "_Kind") -> tuple[Seen, Tensor]:
-    seen: Seen = []
+def _forward(layers: Sequence[Any], x: Tensor, kind: "_Kind") -> tuple[Steps, Tensor]:
+    steps: Steps = []
     ours, alone = False, not grad_is_enabled()
     for layer in layers:
         if type(layer) is Joined:
             (one, y), (other, z) = (_forward(way, x, kind) for way in layer.ways)
             x, gates = put_together(layer.by, y, z, kind.laid_out)
-            seen.append(Forked(*map(add, (one, other), gates)))
+            steps.append(Forked(*map(add, (one, other), gates)))
             ours = alone
         elif type(layer) is Woven:
             step, x = _interwoven(layer, x, kind)
-            seen.append(step)
+            steps.append(step)
             ours = alone
         elif layer.pointwise is None:
             step, x = kind.steps[type(layer.module)](layer.module, x)
-            seen.append(step)
+            steps.append(step)
             ours = alone
         else:
             value, x, ours = passed(layer, x, ours=ours)
-            seen.append(Bend(layer, kind.laid_out(value)))
+            steps.append(Bend(layer, kind.laid_out(value)))
             ours = ours and alone
-    return seen, x
+    return steps, x
 
 
 def _interwoven(layer: Woven, x: Tensor, kind: "_Kind") -> tuple[Interwoven, Tensor]:
     values = [x]
-    steps: list[tuple[list[Seen], tuple[int, ...]]] = []
+    stages: list[tuple[list[Steps], tuple[int, ...]]] = []
     for layers, by, given in layer.stages:
         if by == "cat":
             value, ways = gathered([values[number] for number in given])
@@ -145,11 +145,11 @@ def _interwoven(layer: Woven, x: Tensor, kind: "_Kind") -> tuple[Interwoven, Ten
             y, z = (values[number] for number in given)
             value, ways = put_together(by, y, z, kind.laid_out)
         else:
-            seen, value = _forward(layers, values[given[0]], kind)
-            ways = [seen]
+            steps, value = _forward(layers, values[given[0]], kind)
+            ways = [steps]
         values.append(value)
-        steps.append((ways, given))
-    return Interwoven(steps), values[-1]
+        stages.append((ways, given))
+    return Interwoven(stages), values[-1]
 
 
 def _as_it_is(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradlib.jacobian.fast.chains.steps import Seen, part, pulled_back
+from gradlib.jacobian.fast.chains.steps import Steps, part, pulled_back
 from gradlib.private.modes import grad_is_enabled
 
 # torch's own, also where these functions are replaced later.
@@ -86,8 +86,8 @@ class Forked(NamedTuple):
         other: The steps back through the second.
     """
 
-    one: Seen
-    other: Seen
+    one: Steps
+    other: Steps
 
     def part(self, start: int, stop: int) -> "Forked":
         """Return the step for some samples."""
@@ -108,13 +108,13 @@ class Interwoven(NamedTuple):
             the stages that these come from.
     """
 
-    steps: list[tuple[list[Seen], tuple[int, ...]]]
+    steps: list[tuple[list[Steps], tuple[int, ...]]]
 
     def part(self, start: int, stop: int) -> "Interwoven":
         """Return the step for some samples."""
         return Interwoven(
             [
-                ([part(seen, start, stop) for seen in ways], given)
+                ([part(steps, start, stop) for steps in ways], given)
                 for ways, given in self.steps
             ]
         )
@@ -126,15 +126,15 @@ class Interwoven(NamedTuple):
             grad, is_ours = come.pop(number)
             ways, given = self.steps[number - 1]
             alone = is_ours and len(given) == 1
-            for seen, source in zip(ways, given, strict=True):
-                made = pulled_back(seen, grad, ours=alone)
+            for steps, source in zip(ways, given, strict=True):
+                made = pulled_back(steps, grad, ours=alone)
                 come[source] = _added(come[source], made) if source in come else made
         return come[0]
 
 
 def put_together(
     by: str, y: Tensor, z: Tensor, laid_out: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, list[Seen]]:
+) -> tuple[Tensor, list[Steps]]:
     """Return the combination of two ways, and the steps back to each.
 
     Args:
@@ -155,7 +155,7 @@ def put_together(
     return made, [[Gated(laid_out(it))] for it in factors]
 
 
-def gathered(values: list[Tensor]) -> tuple[Tensor, list[Seen]]:
+def gathered(values: list[Tensor]) -> tuple[Tensor, list[Steps]]:
     """Return the concatenation of vectors, and the steps back to each."""
     ends = [*itertools.accumulate(it.shape[1] for it in values)]
     return _cat(values, 1), [
