@@ -30,8 +30,8 @@ from gradlib.jacobian.generators import RandomState
 from gradlib.jacobian.graph import Graph
 from gradlib.jacobian.known_modules import modules_known_to
 from gradlib.jacobian.look import Look
-from gradlib.jacobian.memory import bytes_of_pass
 from gradlib.jacobian.own_backward import require_derivatives
+from gradlib.jacobian.pass_memory import bytes_of_pass
 from gradlib.jacobian.pieces import Block
 from gradlib.jacobian.repeatable import REPEATS, require_as_first
 from gradlib.jacobian.second_look import look_again

@@ -1,14 +1,12 @@
-"""How much memory is free, and how much a backward pass takes."""
+"""How much memory is free, and whether it ran out."""
 
 import os
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gradlib.errors import JacobianArgumentError
-from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.private.modes import graph_is_captured
 
 SHARE = 0.5
@@ -16,7 +14,6 @@ SHARE = 0.5
 
 MEMORY, FIRST = Path("/proc/meminfo"), 256
 """Where Linux says what is free, and how many bytes to read: it is on line 3."""
-
 
 UNKNOWN = 2**32
 """How many bytes are taken to be free where the system does not tell."""
@@ -69,45 +66,3 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     """Tell whether torch could not get the memory it asked for, on any device."""
     no_more_on_cpu = "DefaultCPUAllocator: can't allocate memory"
     return isinstance(error, torch.OutOfMemoryError) or no_more_on_cpu in str(error)
-
-
-@kept_for_each
-def bytes_of_graph(drawing: Drawing) -> int:
-    """Return how many bytes the graph of a backward pass keeps, at most.
-
-    Each of its operations may save the gradient it was given, as a product does whose
-    factors both require grad.
-    """
-    return sum(form.bytes for form in drawing.forms.values())
-
-
-@kept_for_each
-def bytes_of_pass(drawing: Drawing) -> int:
-    """Return how many bytes of gradients one backward pass holds at its peak.
-
-    This goes through the graph as autograd does, the node made last first and only
-    nodes that lead to an end, and counts the gradients waiting at nodes that have not
-    run.
-    """
-    led, forms = drawing.led, drawing.forms
-    come = set(drawing.roots)
-    held: dict[int, int] = defaultdict(int)
-    for spot in come:
-        held[spot[0]] += forms[spot].bytes
-    peak = total = sum(held.values())
-    for node in drawing.order:
-        if not led[node]:
-            continue
-        given = more = 0
-        for spot in set(led[node]):
-            size = forms[spot].bytes
-            given += size
-            # A gradient that has reached an end does not wait.
-            if spot not in come and led[spot[0]]:
-                come.add(spot)
-                held[spot[0]] += size
-                more += size
-        # An operation holds its incoming and outgoing gradients at the same time.
-        peak = max(peak, total + given)
-        total += more - held[node]
-    return peak

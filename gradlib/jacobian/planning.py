@@ -13,7 +13,8 @@ from gradlib.jacobian.choice import Choice, cheapest, chosen
 from gradlib.jacobian.chunk import CONVOLVED, Passes, chunk_of, convolved_at_once
 from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.memory import bytes_of_graph, bytes_of_pass, room_on
+from gradlib.jacobian.memory import room_on
+from gradlib.jacobian.pass_memory import bytes_of_graph, bytes_of_pass
 from gradlib.jacobian.plan import BATCHED, WAYS, JacobianPlan
 from gradlib.wording import in_brief, in_bytes
 

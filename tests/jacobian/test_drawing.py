@@ -15,7 +15,7 @@ from gradlib.jacobian import drawing, planning
 from gradlib.jacobian.arguments import read
 from gradlib.jacobian.drawing import Drawing, drawn, kept_for_each
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.memory import bytes_of_pass
+from gradlib.jacobian.pass_memory import bytes_of_pass
 from gradlib.jacobian.run import run
 
 Function = Callable[[Tensor], Tensor]

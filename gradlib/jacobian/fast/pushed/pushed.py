@@ -24,7 +24,7 @@ from gradlib.jacobian.fast.pushed.apart import keeps_apart
 from gradlib.jacobian.fast.pushed.forth import Forth
 from gradlib.jacobian.fast.pushed.rules import RULES
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.memory import bytes_of_graph
+from gradlib.jacobian.pass_memory import bytes_of_graph
 from gradlib.jacobian.pieces import Block, written
 from gradlib.jacobian.plan import BATCHED, JacobianPlan
 

@@ -23,7 +23,7 @@ from gradlib.jacobian.fast.stacked.recurrent import bytes_of_states
 from gradlib.jacobian.fast.stacked.rules import RULES
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.graph import Graph
-from gradlib.jacobian.memory import bytes_of_graph
+from gradlib.jacobian.pass_memory import bytes_of_graph
 from gradlib.jacobian.pieces import Block, written
 from gradlib.jacobian.plan import BATCHED, JacobianPlan
 
