@@ -34,7 +34,7 @@ def require_readable(mode: str, *, check: bool) -> None:
             'most ways do. Pass check=False, mode="reverse" and max_bytes=, and check '
             "the function once before."
         )
-    if operations_are_traced() and (check or mode == "split"):
+    if (check or mode == "split") and operations_are_traced():
         raise JacobianArgumentError(
             "While make_fx traces no number can be read, which a check and a split "
             "do. Pass check=False and another mode, and check the function once "
