@@ -65,6 +65,15 @@ def test_data_that_the_module_overwrites() -> None:
     }
 
 
+def test_an_entry_prints() -> None:
+    (entry,) = report_of(nn.ReLU(), given(4, 3)).kinds[FULL].grad_input
+    assert str(entry).splitlines() == [
+        "HookEntry",
+        "entry          shape   what it is",
+        "grad_input[0]  [4, 3]  gradient of input",
+    ]
+
+
 def test_dict_output() -> None:
     module = Of(lambda f, x: {"a": f(x), "b": x * 2}, nn.Linear(3, 2))
     kinds = report_of(module, given(4, 3)).kinds

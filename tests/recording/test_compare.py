@@ -290,6 +290,21 @@ def test_two_forwards_of_one_recording(net: Any, x: Tensor) -> None:
     assert first.compare(second).compared == 12
 
 
+def test_a_difference_and_a_call_that_only_one_has_print() -> None:
+    model, x = nn.Sequential(nn.ReLU(), nn.ReLU()), torch.ones(2, requires_grad=True)
+    found = recorded(model, x).compare(recorded(model[:1], 2 * x))
+    assert str(found.first).splitlines() == [
+        "Difference",
+        "module  direction  field    error  reason",
+        "(root)  forward    args[0]  0.5",
+    ]
+    assert str(found.unmatched[0]).splitlines() == [
+        "Unmatched",
+        "module  only in",
+        "1       this",
+    ]
+
+
 def test_calls_that_only_one_has(net: Any, x: Tensor) -> None:
     other = copy.deepcopy(net)
     del other.blocks[2]

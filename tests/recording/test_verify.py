@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib import progress
+from gradlib.recording.verification import Skipped
 
 from .recorded import recorded
 
@@ -380,6 +382,15 @@ def test_tensors_without_values() -> None:
     assert "without values" in recording.verify(numerical=True).skipped[0].reason
 
 
+def test_what_was_skipped_prints() -> None:
+    all_passes = Skipped("fc", 1, "no history")
+    assert str(all_passes).splitlines()[1:] == [
+        "module  passes  reason",
+        "fc (1)  all     no history",
+    ]
+    assert str(replace(all_passes, backward=0)).endswith("fc (1)  0       no history")
+
+
 def test_only_some_fields_kept() -> None:
     recording = recorded(model(), torch.randn(5, 3), keep=["args", "grad_output"])
     assert recording.verify().ok
@@ -397,6 +408,9 @@ def test_progress(
     shown = capsys.readouterr().err
     assert shown.startswith("\rverify: 0 of 7 calls\rverify: 1 of 7 calls")
     assert shown.endswith(" \r")
+    monkeypatch.setattr(progress, "PATIENCE", math.inf)
+    recording.verify()
+    assert capsys.readouterr().err == ""
 
 
 def test_one_call_agrees() -> None:
