@@ -265,6 +265,7 @@ def test_steps_show_the_norm_of_each_module_in_each_forward() -> None:
     ]
     np.testing.assert_allclose(image(axes), expected, rtol=1e-6)
     assert row_names(axes) == ["0", "1"]
+    assert axes.get_xlim() == (-0.5, 2.5)
     assert axes.get_xlabel() == "forward pass"
     assert axes.figure.axes[1].get_ylabel().split() == ["norm", "of", "grad_output"]
 
@@ -288,6 +289,11 @@ def test_steps_mark_what_a_colour_cannot_show() -> None:
         False,
     ]
     assert legend(axes) == ["zero", "nan or inf"]
+
+
+def test_steps_without_a_colour_have_their_places_too() -> None:
+    axes = drawn(record(layers(2), (0, 0, 0)).plot("steps"))
+    assert axes.get_xlim() == (-0.5, 2.5)
 
 
 def test_steps_show_the_largest_of_several_passes() -> None:
@@ -361,6 +367,17 @@ def test_a_histogram_tells_the_share_of_zeros_and_marks_the_rest() -> None:
     texts = [text.get_text() for text in axes.texts]
     assert texts[:2] == ["zeros", f"{(grads == 0).double().mean():.0%}"]
     assert [y for _, y in marks(axes, "nan or inf")] == [0, 1, 2]
+
+
+def test_beside_a_row_without_entries_there_is_no_share_of_zeros() -> None:
+    model = nn.ModuleList([nn.ReLU(), nn.ReLU()])
+    with gradlib.record(model) as recording:
+        x = torch.tensor([1.0, -1.0], requires_grad=True)
+        model[0](model[0](x)).sum().backward()
+        model[1](x[:0]).sum().backward()
+    axes = drawn(recording.plot("histogram"))
+    shares = [text for text in axes.texts if text.get_text().endswith("%")]
+    assert [text.get_position()[1] for text in shares] == [0]
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
