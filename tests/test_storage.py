@@ -619,6 +619,21 @@ def test_the_value_that_cannot_be_stored_is_named(path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, on making them
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_gradients_that_cannot_be_stored_are_refused(path: Path) -> None:
+    def reduce(_: Tensor) -> Tensor:
+        return quantized()
+
+    model, x = nn.ReLU(), torch.ones(2, requires_grad=True)
+    with gradlib.record(model, keep="grad_input", reduce=reduce) as recording:
+        model(x).sum().backward()
+    with pytest.raises(gradlib.NotStorableError, match=r"^\[GL210\] A tensor of"):
+        recording.save(path)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("broken", ["os.fsync", "pathlib.Path.replace"])
 def test_a_failed_save_leaves_the_old_file_and_nothing_else(
     broken: str, path: Path, monkeypatch: pytest.MonkeyPatch

@@ -179,6 +179,21 @@ class Left(nn.Module):
         return x[:, :2]
 
 
+def test_a_view_that_is_overwritten_beside_its_base_counts_once() -> None:
+    class Doubles(nn.Module):
+        def forward(self, base: Tensor, view: Tensor) -> Tensor:
+            view.mul_(2)
+            return base.sum()
+
+    h = 1 * torch.randn(2, 3, requires_grad=True)
+    h.retain_grad()
+    with gradlib.record(model := Doubles()) as recording:
+        model(h, h[0]).backward()
+    of_base, of_view = recording[""].grad_input
+    assert_close(of_base, torch.tensor([[2.0] * 3, [1.0] * 3]))
+    assert of_view is None
+
+
 def test_a_view_whose_base_is_overwritten_later() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

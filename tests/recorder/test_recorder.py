@@ -388,10 +388,11 @@ def test_a_module_that_calls_itself() -> None:
     assert [call.grad_input[0].item() for call in recording] == [27, 27, 27]
 
 
-def test_a_module_that_is_not_initialised_yet() -> None:
+@pytest.mark.parametrize("reduce", [None, Tensor.clone])
+def test_a_module_that_is_not_initialised_yet(reduce: Any) -> None:
     lazy = nn.LazyLinear(2)
     model = nn.Sequential(nn.Linear(2, 3), lazy)
-    with gradlib.record(model) as recording:
+    with gradlib.record(model, reduce=reduce) as recording:
         model(torch.ones(1, 2)).sum().backward()
     assert_close(recording["1"].param_grads["bias"], grad_of(lazy.bias))
     assert_close(recording["1"].param_grads_total["bias"], grad_of(lazy.bias))

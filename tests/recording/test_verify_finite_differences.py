@@ -521,6 +521,18 @@ def test_a_call_that_raises_in_float64(of_input: bool) -> None:
     )
 
 
+def test_a_leaf_that_the_forward_makes_is_a_leaf_in_float64() -> None:
+    class OwnLeaf(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            scale = torch.ones(3, requires_grad=True)
+            with torch.enable_grad():
+                scale.square().sum().backward()
+            return x * cast(Tensor, scale.grad)
+
+    found = recorded(OwnLeaf(), torch.randn(5, 3, requires_grad=True))
+    assert found.verify(numerical=True).agreed == 1
+
+
 def test_another_shape_in_float64() -> None:
     class Flat(nn.Module):
         def __init__(self) -> None:
