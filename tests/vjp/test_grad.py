@@ -263,6 +263,15 @@ def test_an_unused_leaf_without_views(kind: str) -> None:
     assert words.replace("\\", "") in str(gradlib.explain_vjp(y, [x, leaf]))
 
 
+def test_of_several_computed_tensors_the_one_that_an_input_was_made_from() -> None:
+    x = torch.arange(4.0, requires_grad=True)
+    _, elsewhere = (x * 1).split(2)
+    first, second = (x * 2).split(2)
+    loss, part = elsewhere.sum() + first.sum() + second.sum(), second[:1]
+    with pytest.raises(gradlib.UnusedInputError, match="from `second`, which is"):
+        gradlib.grad(loss, part)
+
+
 def test_an_unused_leaf_in_inference_mode() -> None:
     x, leaf = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     y = x.square().sum()
