@@ -65,6 +65,13 @@ def test_data_that_the_module_overwrites() -> None:
     }
 
 
+def test_a_report_begins_with_the_last_node_and_its_inputs() -> None:
+    report = report_of(nn.Linear(3, 2), given(4, 3))
+    inputs = ", ".join(report.last_node_inputs)
+    title = f"Linear, last autograd node: AddmmBackward0({inputs})"
+    assert str(report).splitlines()[0] == title
+
+
 def test_an_entry_prints() -> None:
     (entry,) = report_of(nn.ReLU(), given(4, 3)).kinds[FULL].grad_input
     assert str(entry).splitlines() == [

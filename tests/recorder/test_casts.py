@@ -285,3 +285,19 @@ def test_a_leaf_whose_cast_inside_has_two_uses_is_verified() -> None:
         model(x).float().square().sum().backward()
     assert_close(recording[""].grad_input[0], x.grad)
     assert recording.verify().ok
+
+
+def test_a_complex_cast_under_autocast_gives_a_real_gradient() -> None:
+    class Turns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.w.to(x.dtype) * x).abs().square().sum()
+
+    device = torch.get_default_device().type
+    model, x = Turns(), torch.tensor([1 + 2j, 3j])
+    with torch.autocast(device, torch.bfloat16), gradlib.record(model) as recording:
+        model(x).backward()
+    assert_close(recording[""].param_grads["w"], torch.tensor([10.0, 18.0]))

@@ -403,6 +403,18 @@ def test_calls_and_passes_print_entry_by_entry(recording: gradlib.Recording) -> 
     assert "note: args[0] does not require grad" in str(recording["first", 0])
 
 
+def test_the_gradient_of_a_keyword_has_a_row_where_reduce_makes_numbers() -> None:
+    class Doubles(nn.Module):
+        def forward(self, *, x: Tensor) -> Tensor:
+            return 2 * x
+
+    x = torch.ones(4, requires_grad=True)
+    reduce: Any = lambda it: it.norm().item()  # noqa: E731
+    with gradlib.record(model := Doubles(), reduce=reduce) as recording:
+        model(x=x).sum().backward()
+    assert "grad_kwargs['x']  -      4" in str(recording[""])
+
+
 def test_html_escapes_what_it_shows() -> None:
     model = nn.Sequential()
     model.add_module("<b>", nn.Linear(1, 1))

@@ -382,6 +382,16 @@ def test_tensors_without_values() -> None:
     assert "without values" in recording.verify(numerical=True).skipped[0].reason
 
 
+def test_an_output_that_was_not_asked_for_is_not_compared() -> None:
+    class Draws(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + random.random()
+
+    x = torch.randn(5, 3, requires_grad=True)
+    assert not recorded(Draws(), x).verify().ok
+    assert recorded(Draws(), x, keep=["args", "grad_input", "grad_output"]).verify().ok
+
+
 def test_what_was_skipped_prints() -> None:
     all_passes = Skipped("fc", 1, "no history")
     assert str(all_passes).splitlines()[1:] == [
