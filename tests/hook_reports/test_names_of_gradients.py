@@ -472,3 +472,13 @@ def test_cubes_are_not_compared_in_every_order() -> None:
         patch.setattr(torch, "allclose", counted)
         gradlib.hook_report(cube, given(6, 6, 6, 6, 6))
     assert len(whole) < 120  # the orders of five dimensions, for one gradient alone
+
+
+def test_zeros_for_an_inner_tensor_with_other_uses_name_the_input_of_the_node() -> None:
+    def forward(f: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = f(x)
+        return h * torch.zeros(2), h.exp()
+
+    report = report_of(Of(forward, nn.Linear(3, 2)), given(4, 3))
+    (entry, *_) = report.kinds[LEGACY].grad_input
+    assert entry.what == "zeros: gradient of input 0 of MulBackward0"

@@ -125,12 +125,13 @@ def test_a_keyboard_interrupt_that_is_caught() -> None:
     assert recording["", 1].grad_output is not None
 
 
-def test_a_keyboard_interrupt_that_the_model_catches() -> None:
-    class Interrupted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            del x
-            raise KeyboardInterrupt
+class Interrupted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        del x
+        raise KeyboardInterrupt
 
+
+def test_a_keyboard_interrupt_that_the_model_catches() -> None:
     class Patient(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -151,3 +152,26 @@ def test_a_keyboard_interrupt_that_the_model_catches() -> None:
     assert recording[""].note == ""
     assert_close(recording[""].grad_output, (torch.ones(1, 2),))
     assert_close(recording[""].grad_input, (x.grad,))
+
+
+def test_a_view_is_overwritten_after_a_keyboard_interrupt_that_the_model_catches() -> (
+    None
+):
+    class Patient(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slow, self.flat = Interrupted(), nn.Flatten(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = 2 * x
+            early = 7 * h.sum()
+            y = self.flat(h)
+            for _ in range(2):
+                with contextlib.suppress(KeyboardInterrupt):
+                    self.slow(y)
+            y.mul_(3)
+            return early + y.sum()
+
+    with gradlib.record(model := Patient()) as recording:
+        model(torch.ones(1, 2, requires_grad=True)).backward()
+    assert_close(recording["flat"].grad_output, (torch.full((2,), 3.0),))

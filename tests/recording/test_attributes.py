@@ -542,6 +542,13 @@ def test_a_table_of_thousands_of_numbers_is_not_looked_through() -> None:
     assert many < 100 * few
 
 
+def test_tensors_are_found_in_lists_as_deep_as_these_are_read() -> None:
+    h = 2 * torch.ones(3, requires_grad=True)
+    module = nn.Identity()
+    assert left_behind.nodes_left_in(module, [h, [h], [[h]]]) == [h.grad_fn] * 3
+    assert left_behind.nodes_left_in(module, [[[[h]]]]) == []
+
+
 class Pair(NamedTuple):
     y: Tensor
 

@@ -80,6 +80,12 @@ def under_no_grad() -> None:
         loss.backward()
 
 
+def computed_in_the_call() -> None:
+    model = net()
+    with torch.no_grad():
+        model(torch.ones(3)).sum().backward()
+
+
 def computed_under_no_grad() -> None:
     model = net()
     with torch.no_grad():
@@ -156,6 +162,7 @@ NAMED = {
     the_largest: "out.argmax(1)",
     a_comparison: "out > 0.5",
     under_no_grad: "torch.no_grad()",
+    computed_in_the_call: "torch.no_grad()",
     computed_under_no_grad: "torch.no_grad()",
     above_the_function: "torch.no_grad()",
     in_attributes: "self.loss.detach()",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 import gradlib
 
@@ -121,3 +122,14 @@ def test_a_zero_weight_of_an_infinite_row_counts() -> None:
     assert found.meaning.startswith("The gradient of L = y[0] + (y[1] * v[1]).sum().")
     found = gradlib.explain_vjp([x.sum(), x.exp()], x, v)
     assert found.meaning.startswith("The gradient of L = y[0].")
+
+
+def test_weights_for_an_edge_are_made_on_its_device() -> None:
+    x = torch.ones(3, device="meta", requires_grad=True)
+    y = 2 * x
+    edge = get_gradient_edge(y)
+    with pytest.raises(gradlib.NoGradOutputsError) as raised:
+        gradlib.grad(edge, x)
+    names: dict[str, Any] = given() | {"edge": edge, "x": x}
+    exec(code_in(str(raised.value)), names)
+    assert names["v"].device == y.device

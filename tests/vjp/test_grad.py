@@ -272,6 +272,16 @@ def test_of_several_computed_tensors_the_one_that_an_input_was_made_from() -> No
         gradlib.grad(loss, part)
 
 
+def test_a_name_that_only_the_caller_has_is_not_in_the_code() -> None:
+    def differentiate(loss: Tensor, part: Tensor) -> None:
+        gradlib.grad(loss, part)
+
+    whole = 2 * torch.arange(4.0, requires_grad=True)
+    with pytest.raises(gradlib.UnusedInputError, match="from `whole`") as caught:
+        differentiate(whole.sum(), whole[:1])
+    assert "    loss = f(part)\n    gradlib.grad(loss, part)\n" in str(caught.value)
+
+
 def test_an_unused_leaf_in_inference_mode() -> None:
     x, leaf = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     y = x.square().sum()
