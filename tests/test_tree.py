@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import gradlib
-from gradlib.tree import Tree, tensors_in
+from gradlib.tree import Tree, tensors_in, tensors_in_call
 
 
 @dataclass
@@ -300,3 +300,10 @@ def test_gradients_of_outputs_in_a_class(kind: Any) -> None:
     assert call.grad_output.hidden == [None]
     assert_close(recording["linear"].grad_output[0], torch.full((1, 2), 21.0))
     assert "gave no gradient to output" in call.note
+
+
+def test_tensors_in_a_call_are_found_also_where_they_are_nested() -> None:
+    x, y = torch.ones(1), torch.ones(2)
+    for args, kwargs in (((x, 1), {"y": y}), (([x], 1), {"of": {"y": y}})):
+        found = tensors_in_call(args, kwargs)
+        assert [*map(id, found)] == [id(x), id(y)]
