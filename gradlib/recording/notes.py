@@ -27,7 +27,7 @@ HOOK_TAKEN = (
     "forward clears its module's hooks: what it returned was not seen"
 )
 NOT_RETURNED = "its forward has not returned"
-NOT_REACHED = "no backward pass reached its output inside the block"
+NOT_REACHED = "no backward pass reached its output in the block"
 
 # Why a tensor of the call has no gradient, or one that is not this call's alone.
 NO_GRAD = "{} does not require grad"

@@ -20,7 +20,7 @@ from gradlib.hook_reports.hooks import (
 )
 from gradlib.hook_reports.trial import cotangent
 
-from .reported import HERE, MADE, Of, given, report_of, whats
+from .reported import HERE, Of, given, report_of, whats
 
 
 def test_what_hooks_of_tensors_and_nodes_get() -> None:
@@ -144,7 +144,7 @@ def test_an_output_used_in_another_output() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_use_in_another_output_that_hardly_shows(dtype: torch.dtype) -> None:
-    x = torch.randn(3000, 3, generator=MADE, device="cpu")
+    x = torch.randn(3000, 3, device="cpu")
     x = x.to(HERE, dtype).requires_grad_()
     label = torch.zeros(3000, dtype=torch.long)
     module = Of(lambda x: (y := 2 * x, F.cross_entropy(y, label)))

@@ -185,7 +185,7 @@ def test_the_ways_through_a_script_are_refused_that_nobody_can_look_into() -> No
         loss(scripted, x, create_graph=True, mode="forward")
 
 
-@pytest.mark.parametrize("create_graph", [1, 0, None, numpy.bool_(1)])
+@pytest.mark.parametrize("create_graph", [1, 0, numpy.bool_(1)])
 @pytest.mark.parametrize(
     "fn", [nn.Linear(3, 2), lambda x: nn.Linear(3, 2)(x).cumsum(1)]
 )

@@ -318,5 +318,5 @@ def test_a_pass_through_the_output_of_a_child_did_not_reach_that_of_the_call(
         PUT.pop().sum().backward()
     assert len(recording["inner"].passes) == 1
     assert not recording[""].passes
-    said = "no backward pass reached its output inside the block"
+    said = "no backward pass reached its output in the block"
     assert recording[""].note == said

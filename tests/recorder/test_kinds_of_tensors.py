@@ -246,8 +246,7 @@ def test_a_backward_that_gives_nothing() -> None:
     assert recording["1"].grad_input == (None,)
     assert recording["1"].note == "backward pass 0 gave no gradient to args[0]"
     assert (
-        recording["0.first"].note
-        == "no backward pass reached its output inside the block"
+        recording["0.first"].note == "no backward pass reached its output in the block"
     )
 
 

@@ -192,9 +192,7 @@ def test_autograd_grad_for_one_weight() -> None:
     assert call.param_grads["bias"] is None
     assert call.grad_input == (None,)
     assert call.note == "backward pass 0 gave no gradient to args[0], bias"
-    assert (
-        recording["fc2"].note == "no backward pass reached its output inside the block"
-    )
+    assert recording["fc2"].note == "no backward pass reached its output in the block"
 
 
 def test_a_frozen_parameter() -> None:
@@ -216,7 +214,7 @@ def test_why_there_is_no_backward_pass() -> None:
         net(torch.randn(4, 3))
     quiet, unused = recording.calls("fc2")
     assert quiet.note == "gradients were disabled when it was called"
-    assert unused.note == "no backward pass reached its output inside the block"
+    assert unused.note == "no backward pass reached its output in the block"
     assert quiet.grad_output is None
     assert quiet.passes == ()
     with gradlib.record(model := nn.ReLU()) as recording:
