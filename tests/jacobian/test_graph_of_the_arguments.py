@@ -199,8 +199,25 @@ def test_what_make_fx_cannot_trace_is_refused_by_name(
         )(x)
 
 
+def make_fx_takes_generators() -> bool:
+    """Tell whether this torch traces random numbers of a generator; 2.8 does not."""
+
+    def drawn(x: Tensor) -> Tensor:
+        made = torch.Generator("cpu")
+        return x + torch.randn(3, generator=made, device="cpu")
+
+    try:
+        cast(Any, make_fx)(drawn)(torch.ones(3, device="cpu"))
+    except NotImplementedError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("mode", ["auto", "reverse", "loop", "forward"])
 def test_what_make_fx_traces_holds_for_other_numbers(x: Tensor, mode: str) -> None:
+    if mode == "forward" and not make_fx_takes_generators():
+        pytest.skip("its columns are held against a random VJP, which is not traced")
+
     def traced(x: Tensor) -> Tensor:
         return gradlib.per_sample_jacobian(torch.sin, x, mode=mode, check=False)
 

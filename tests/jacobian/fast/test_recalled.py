@@ -291,6 +291,25 @@ def test_what_has_changed_in_a_net(name: str, wrapped: bool) -> None:
     require_right(fn, given)
 
 
+GONE: dict[str, Callable[[Any], object]] = {
+    "of a dict": lambda net: net.by_key.clear(),
+    "of a list": lambda net: net.by_key["a"].clear(),
+    "an attribute": lambda net: delattr(net, "slope"),
+}
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_what_was_not_there_once_is_no_chain_only_until_it_is(name: str) -> None:
+    def of(net: Net) -> Callable[[Tensor], Tensor]:
+        return lambda x: net(x)
+
+    without, x = make(), double(5, 4)
+    GONE[name](without)
+    learn(of(without), x)
+    learn(of(make()), x)
+    assert recalls(of(make()), x)
+
+
 CONVOLVED: dict[str, Callable[[Any], object]] = {
     "nothing": lambda _: None,
     "stride": lambda net: setattr(net[0], "stride", (2, 2)),

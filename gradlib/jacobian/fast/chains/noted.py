@@ -13,7 +13,13 @@ Found: TypeAlias = tuple[tuple[Any, str, Any], ...]
 
 
 class Notes(Protocol):
-    """Takes notes of what is read."""
+    """Takes notes of what is read.
+
+    Attributes:
+        complete: Whether all readings could be noted.
+    """
+
+    complete: bool
 
     def add(self, read: Read, owner: Any, name: Any, value: Any) -> None:
         """Note a reading."""
@@ -53,6 +59,13 @@ def note(read: Read, owner: Any, name: Any, value: Any) -> None:
     notes = _thread.notes
     if notes is not None:
         notes.add(read, owner, name, value)
+
+
+def note_missing() -> None:
+    """Note that something was not there: later it may be, and no reading tells."""
+    notes = _thread.notes
+    if notes is not None:
+        notes.complete = False
 
 
 def note_own(found: Found) -> None:

@@ -42,7 +42,7 @@ from gradlib.jacobian.fast.chains.functions import (
     layer,
 )
 from gradlib.jacobian.fast.chains.layers import SQUEEZED, Linear
-from gradlib.jacobian.fast.chains.noted import length, note
+from gradlib.jacobian.fast.chains.noted import length, note, note_missing
 from gradlib.jacobian.fast.chains.place import Place, gathered, joined
 from gradlib.jacobian.fast.chains.read import (
     in_space,
@@ -307,7 +307,11 @@ def attribute(real: Any, name: str) -> Any:
 
 def _of_module(module: nn.Module, name: str) -> Any:
     """Return the stand-in of a module's attribute."""
-    value, is_method = looked_up(module, name)
+    try:
+        value, is_method = looked_up(module, name)
+    except LookupError:
+        note_missing()
+        raise
     note(method_of if is_method else value_of, module, name, value)
     return StandIn(MethodType(value, module)) if is_method else _known(value)
 
@@ -323,7 +327,11 @@ def _item(real: Any, key: Any) -> Any:
     """Return the stand-in of a part."""
     if _is_tensor(real, "__getitem__"):
         return _after(real, *taken(real.shape, key))
-    part = part_of(real, key)
+    try:
+        part = part_of(real, key)
+    except LookupError:
+        note_missing()
+        raise
     note(part_of, real, key, part)
     return StandIn(part) if type(key) is slice else _known(part)
 
