@@ -5,14 +5,14 @@ call, and a replay of that call alone does not set it.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from gradlib.edges import edges_of
+from gradlib.edges import nodes_behind
 from gradlib.errors import CannotReplayError
 from gradlib.private.hooks import count_node_hooks
 from gradlib.private.nodes import (
@@ -93,16 +93,10 @@ class _Watched:
         self.has_more = any(count_node_hooks(it) > count for it, count in hooks)
 
 
-def _made_since(since: int, output: object) -> Iterator[Node]:
-    """Yield the nodes behind an output, back to those made before a number."""
-    leaves = Tree.of(output).leaves
-    stack = [cast(Any, it).grad_fn for it in leaves if isinstance(it, Tensor)]
-    seen: set[Node] = set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen or type(node) is AccumulateGrad:
-            continue  # hooks on a leaf's node are hooks on the leaf
-        if sequence_number(node) >= since:
-            seen.add(node)
-            stack += [target for target, _ in edges_of(node)]
-            yield node
+def _made_since(since: int, output: object) -> list[Node]:
+    """Return the nodes behind an output that were made from a number on."""
+    tensors = [it for it in Tree.of(output).leaves if isinstance(it, Tensor)]
+    behind = nodes_behind(it for it in tensors if it.grad_fn is not None)
+    # Hooks on the node of a leaf are hooks on the leaf.
+    made = (it for it in behind if type(it) is not AccumulateGrad)
+    return [it for it in made if sequence_number(it) >= since]

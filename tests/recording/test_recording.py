@@ -409,7 +409,7 @@ def test_the_gradient_of_a_keyword_has_a_row_where_reduce_makes_numbers() -> Non
             return 2 * x
 
     x = torch.ones(4, requires_grad=True)
-    reduce: Any = lambda it: it.norm().item()  # noqa: E731
+    reduce: Any = lambda it: it.norm().item()  # noqa: E731 (one line says it)
     with gradlib.record(model := Doubles(), reduce=reduce) as recording:
         model(x=x).sum().backward()
     assert "grad_kwargs['x']  -      4" in str(recording[""])
