@@ -88,7 +88,7 @@ class ModuleCalls:
         self.when_forward_begins: Callable[[], None] = nothing
         self._attached = passes.attached
         passes.numbered.when_numbered = partial(
-            note_when, block, self._threads, self._moments
+            note_when, block, self._threads, self._moments, passes.attached
         )
         self._gathers = not block.fields.isdisjoint(GRADIENTS)
         self._values = ArgumentsAndOutputs(block, self._gathering, self._looking)
@@ -312,7 +312,7 @@ class ModuleCalls:
             self._values.take_outputs(now, frame, output, args, kwargs)
         frame.python = None
         if not (stack or frame.has_no_values):
-            self._end_forward(now)
+            self._end_forward(now, frame.call.forward)
 
     def _take_made(self, frame: Frame) -> None:
         """Take the parameters that a lazy module has made in its call."""
@@ -321,9 +321,10 @@ class ModuleCalls:
             with self._looking:
                 self._block.history.meet(frame.module, frame.call.moment)
 
-    def _end_forward(self, now: Running) -> None:
+    def _end_forward(self, now: Running, forward: int) -> None:
         self._gathering.end_forward(now)
         now.end_forward()
+        self._block.hooks_at_end[forward] = self._attached.set_by_others()
         if self._block.history is not None:
             with self._looking:
                 self._block.history.forward_ends(next(self._moments))

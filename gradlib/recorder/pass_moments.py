@@ -3,13 +3,18 @@
 from collections.abc import Iterator
 
 from gradlib.private.passes import pass_is_compiled, when_pass_ends
+from gradlib.recorder.attached import Attached
 from gradlib.recorder.threads import Threads
 from gradlib.recording.trace import Block
 from gradlib.recording.world import autocast_now
 
 
 def note_when(
-    block: Block, threads: Threads, moments: Iterator[int], number: int
+    block: Block,
+    threads: Threads,
+    moments: Iterator[int],
+    attached: Attached,
+    number: int,
 ) -> None:
     """Write down in which call and autocast a pass runs, and when it ends.
 
@@ -17,8 +22,10 @@ def note_when(
         block: Where it is written down.
         threads: The threads that call modules.
         moments: Gives the moments of the block.
+        attached: The hooks of the block, which tells those of others.
         number: Our number of the pass.
     """
+    block.hooks_at_pass[number] = attached.set_by_others()
     happened, unfinished = block.happened, block.unfinished
     stack = threads.now.stack
     if not stack and len(others := threads.stacks_elsewhere()) == 1:

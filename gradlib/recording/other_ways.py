@@ -36,6 +36,10 @@ BY_HOOK = (
     "{} has set a hook on its graph after it had returned, and a replay of this call "
     "alone lacks it"
 )
+PERHAPS_BY_HOOK = (
+    "hooks were set between its forward and the pass: if one is on its graph, a replay "
+    "of this call lacks it"
+)
 HOOKED = (
     "saved_tensors_hooks were in force in its forward, and may not give back what was "
     "saved"
@@ -81,6 +85,8 @@ def why_apart(
     _require_known(replayed, (trace, *inside))
     if (outer := who_hooked(trace, number, traces)) is not None:
         raise CannotReplayError(BY_HOOK.format(numbered(outer.name, outer.index)))
+    if trace.block.was_hooked_between(trace.forward, number):
+        raise CannotReplayError(PERHAPS_BY_HOOK)
     reasons: list[str] = []
     if trace.recomputed_in is not None:
         reasons.append(AGAIN)

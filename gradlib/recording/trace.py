@@ -52,6 +52,10 @@ class Block:
     autocast: dict[int, dict[str, torch.dtype]] = field(
         default_factory=dict[int, dict[str, torch.dtype]]
     )
+    # How many hooks others had set in this process: by forward, when it ended, and by
+    # our number of a pass, when it began.
+    hooks_at_end: dict[int, int] = field(default_factory=dict[int, int])
+    hooks_at_pass: dict[int, int] = field(default_factory=dict[int, int])
     # The dtypes in which autocast computed inside calls; they may return another.
     cast_to: set[torch.dtype] = field(default_factory=set[torch.dtype])
     # Whether the results of the user's `reduce` were kept instead of tensors.
@@ -87,6 +91,11 @@ class Block:
                 inverse.setdefault(ours, []).append(torch_number)
             self._inverse = len(numbers), inverse
         return self._inverse[1].get(number, ())
+
+    def was_hooked_between(self, forward: int, number: int) -> bool:
+        """Tell whether others set hooks after a forward and before a pass began."""
+        at_end = self.hooks_at_end.get(forward)
+        return at_end is not None and self.hooks_at_pass.get(number, 0) > at_end
 
 
 BATCHED_PASS = "a pass with is_grads_batched"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
-from gradlib.recording.other_ways import HOOKED
+from gradlib.recording.other_ways import HOOKED, PERHAPS_BY_HOOK
 
 
 class Experts(nn.Module):
@@ -321,6 +321,47 @@ def test_a_hook_that_the_caller_set_on_a_node_of_a_call_is_not_held_against_it(
     for it in verified.skipped:
         assert it.index == 1
         assert it.reason.startswith(said)
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+@pytest.mark.parametrize("method", ["register_hook", "register_prehook"])
+def test_a_hook_on_a_node_by_no_module_is_not_held_against_a_call(
+    method: str, is_inner: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), Wave())
+    with gradlib.record(model) as recording:
+        y = model(torch.randn(4, 3))
+        y.sum().backward(retain_graph=True)
+        node: Any = y.grad_fn
+        node = node.next_functions[0][0] if is_inner else node
+        getattr(node, method)(lambda grads, *_: tuple(2 * it for it in grads))
+        y.sum().backward()
+    verified = recording.verify()
+    assert not verified.disagreements
+    assert ("1", 1) in [(it.name, it.backward) for it in verified.skipped]
+    for it in verified.skipped:
+        assert it.backward == 1
+        assert it.reason == PERHAPS_BY_HOOK
+
+
+@pytest.mark.parametrize("when", ["before the forward", "after the pass"])
+def test_a_hook_set_at_another_time_is_no_reason(when: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3))
+    x = torch.randn(4, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        if when == "before the forward":
+            x.register_hook(lambda grad: grad)
+        y = model(x)
+        y.sum().backward(retain_graph=True)
+        if when == "after the pass":
+            y.register_hook(lambda grad: grad)
+    (grads,) = (it.shares["weight"] for it in recording["0"]._trace.flows)
+    (number,) = grads
+    grads[number] = 2 * grads[number]  # as if its backward were wrong
+    (wrong,) = recording.verify().disagreements
+    assert (wrong.name, wrong.reason) == ("0", "")
 
 
 def test_a_hook_of_the_caller_on_other_nodes_is_no_reason() -> None:
