@@ -13,8 +13,8 @@ from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.trace import CallTrace
 
 ANOTHER_OUTPUT = (
-    "it may use what was not kept as it was then, such as an object of another class, "
-    "a hook, a setting or what parametrize.cached() held"
+    "it may use what was not kept as it was then, such as a global, an object of "
+    "another class, a hook, a setting or what parametrize.cached() held"
 )
 NO_SUCH_OUTPUT = (
     f"the recorded gradient fits no output of it this time: {ANOTHER_OUTPUT}"

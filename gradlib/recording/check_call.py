@@ -34,7 +34,9 @@ NO_SLOPE = "finite differences disagree"
 OWN_DTYPE = "not what it is in float64, where finite differences agree"
 SEED = 9_341_077
 
-BEGAN_INSIDE = "its backward passes began inside of it: its output got no gradient"
+PAST_OUTPUT = (
+    "its output got no gradient: passes came to it through a tensor from inside"
+)
 
 
 def check_call(
@@ -86,7 +88,7 @@ def check_call(
             yield from _by_differences(trace, number, repeats, tolerance)
     if len(unknown) == len(through):
         why = unknown[0].reason if unknown else ", ".join(closed(trace))
-        raise CannotReplayError(why or BEGAN_INSIDE)
+        raise CannotReplayError(why or PAST_OUTPUT)
     yield from unknown
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import gradlib
+from gradlib.recording.another_output import ANOTHER_OUTPUT
 
 
 def test_weights_that_a_call_changes_before_it_calls_what_has_them() -> None:
@@ -58,10 +59,38 @@ def test_what_a_call_reads_from_another_object_may_have_changed() -> None:
     output, grad = recording.verify().disagreements
     assert (output.field, grad.field) == ("output", "grad_input[0]")
     assert output.reason == (
-        "it may use what was not kept as it was then, such as an object of another "
-        "class, a hook, a setting or what parametrize.cached() held"
+        "it may use what was not kept as it was then, such as a global, an object of "
+        "another class, a hook, a setting or what parametrize.cached() held"
     )
     assert grad.reason == ""  # it is that of another output
+
+
+@pytest.mark.parametrize("where", ["a global list", "a closure"])
+def test_a_state_outside_of_the_model_is_told_apart(where: str) -> None:
+    count = 0
+
+    class Counts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal count
+            if where == "a closure":
+                count += 1
+            else:
+                COUNTED.append(0)
+            return x * (count + len(COUNTED))
+
+    COUNTED.clear()
+    net = nn.Sequential(nn.Linear(3, 3), Counts())
+    with gradlib.record(net) as recording:
+        net(torch.randn(4, 3)).sum().backward()
+    output, grad = recording.verify().disagreements
+    assert (output.name, output.field) == ("1", "output")
+    assert output.reason == ANOTHER_OUTPUT
+    assert (grad.field, grad.reason) == ("grad_input[0]", "")
+    with pytest.raises(gradlib.CannotReplayError, match="does not repeat"):
+        recording["1"].replay()
+
+
+COUNTED: list[int] = []
 
 
 @pytest.mark.parametrize("draw", [random.random, numpy.random.rand])

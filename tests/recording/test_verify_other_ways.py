@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import gradlib
+from gradlib.recording.another_output import ANOTHER_OUTPUT
+from gradlib.recording.check_call import PAST_OUTPUT
 from gradlib.recording.other_ways import HOOKED, PERHAPS_BY_HOOK
 
 
@@ -223,7 +225,39 @@ def test_a_pass_that_began_inside_of_a_call_is_not_held_against_it(
     skipped = {it.name: it.reason for it in found.skipped}
     assert ("" in skipped) is not through_the_output_too
     if not through_the_output_too:
-        assert skipped[""].startswith("its backward passes began inside of it")
+        assert skipped[""] == PAST_OUTPUT
+
+
+class Remembers:
+    """An object of a class of its own, to which a forward appends."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+
+
+class Attends(nn.Module):
+    """Adds up all that it was given so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.cache = Remembers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache.keys.append(self.inner(x))
+        return torch.stack(self.cache.keys).sum(0)
+
+
+def test_a_pass_that_came_through_a_cache_did_not_begin_in_the_call() -> None:
+    net, x = Attends(), torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(net) as recording:
+        net(x)
+        net(x).sum().backward()
+    found = recording.verify()
+    assert [(it.index, it.reason) for it in found.skipped] == [(0, PAST_OUTPUT)]
+    # A replay appends once more.
+    wrong = {(it.index, it.field, it.reason) for it in found.disagreements}
+    assert wrong == {(index, "output", ANOTHER_OUTPUT) for index in range(2)}
 
 
 class Saves(nn.Module):
