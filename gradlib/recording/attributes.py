@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from gradlib.private.classes import slots_of
 from gradlib.private.tensors import referent
-from gradlib.recording.past_attributes import OF_TORCH, Held, Was, filled, is_container
+from gradlib.recording.past_attributes import (
+    OF_TORCH,
+    Held,
+    Was,
+    filled,
+    is_container,
+    things_in,
+)
 from gradlib.recording.stateful import copied, is_stateful
 from gradlib.shared_memory import same_part, storage_of
 from gradlib.values import clone
@@ -136,7 +143,7 @@ class Copies:
         """Return a container of the same kind, with copies of what is in this one."""
         made = copy.copy(container)
         if not isinstance(container, dict | set):
-            return filled(made, [*map(self.of, container)])
+            return filled(made, [*map(self.of, things_in(container))])
         made.clear()
         if isinstance(container, set):
             made.update(map(self.of, cast(set[Any], container)))

@@ -147,9 +147,10 @@ class Pass(Printable):
         through a state that the call left behind; with the weights, buffers,
         attributes, modes, random state of torch and autocast the call had, and the
         autocast of the backward pass. Attributes are as they were if they are plain
-        values, tensors, arrays of up to a megabyte, random generators, or lists, dicts
-        and sets of up to a thousand items, three deep. Any other object is as it is
-        now, and so is a tensor of more than 65,536 entries that was overwritten since.
+        values, tensors, arrays of up to a megabyte, random generators, or lists, dicts,
+        sets and partials of up to a thousand items, three deep. Any other object is as
+        it is now, and so is a tensor of more than 65,536 entries that was overwritten
+        since.
 
         The model stays as it is, and no recording sees the replay. But the model's code
         and hooks run: what they do elsewhere, to a list outside or to an object of

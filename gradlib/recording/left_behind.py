@@ -1,6 +1,7 @@
 """The tensors with a graph that a call has left where they may be used later."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from operator import attrgetter
 from typing import Any, cast
 
@@ -9,7 +10,13 @@ from torch.autograd.graph import Node
 from torch.distributions import Distribution
 
 from gradlib.private.modules import own_buffers
-from gradlib.recording.past_attributes import CONTAINERS, DEPTH, MANY, OF_TORCH
+from gradlib.recording.past_attributes import (
+    CONTAINERS,
+    DEPTH,
+    MANY,
+    OF_TORCH,
+    things_in,
+)
 
 
 def left_in(module: nn.Module) -> Iterator[tuple[str, int, Tensor]]:
@@ -98,6 +105,8 @@ def _held_by(container: Any) -> Collection[Any]:
         return cast(dict[str, Any], vars(container)).values()
     if issubclass(kind, dict):
         return dict[Any, Any].values(container)
+    if kind is partial:
+        return things_in(container)
     if issubclass(kind, tuple):
         return tuple[Any, ...].__getitem__(container, slice(None))
     return container

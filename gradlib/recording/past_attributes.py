@@ -3,8 +3,9 @@
 import copy
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import is_
 from typing import Any, Final, cast
 
@@ -23,7 +24,9 @@ from gradlib.values import place_of, same_values
 OF_TORCH = frozenset(vars(nn.Module()))
 """The names that every module has in its ``vars()``: no attributes of its own."""
 
-CONTAINERS = frozenset({list, tuple, dict, OrderedDict, defaultdict, deque, set})
+CONTAINERS = frozenset[type[Any]](
+    {list, tuple, dict, OrderedDict, defaultdict, deque, set, partial}
+)
 
 # Attributes are read at every call: this deep, and with at most so many things in them.
 DEPTH, MANY = 3, 1000
@@ -202,13 +205,12 @@ class PastAttributes:
             return value
         if is_stateful(value):
             return NOT_KEPT if is_large(value) else copied(value)
-        if not is_container(kind) or not depth or len(value) > room[0]:
+        if not is_container(kind) or not depth or len(things_in(value)) > room[0]:
             return NOT_KEPT
         made = copy.copy(value)
-        room[0] -= len(made)
-        is_dict = issubclass(kind, dict)
-        things: Any = [*made.values()] if is_dict else made
-        if is_dict and not _all_lasting(made):
+        things = things_in(made)
+        room[0] -= len(things)
+        if issubclass(kind, dict) and not _all_lasting(made):
             return NOT_KEPT
         if all(map(_stays, set(map(type, things)))):
             return made
@@ -242,6 +244,17 @@ def is_container(kind: type[Any]) -> bool:
     return kind in CONTAINERS or named or optree.is_structseq_class(kind)
 
 
+def things_in(container: Any) -> Collection[Any]:
+    """Return what is in a container; of a dict the values, of a partial the arguments.
+
+    The function of a `functools.partial` is held as it is.
+    """
+    kind: type[Any] = type(cast(object, container))
+    if kind is partial:
+        return [*container.args, *container.keywords.values()]
+    return container.values() if issubclass(kind, dict) else container
+
+
 def _all_lasting(keys: Iterable[Any]) -> bool:
     """Tell whether keys may be held: they never change, nor does what is in them."""
     kinds = set(map(type, keys)) - {tuple}
@@ -270,6 +283,10 @@ def filled(container: Any, things: list[Any]) -> Any:
     """Return a container with `things` in place of what is in it."""
     kind: type[Any] = type(cast(object, container))
     is_named: Any = optree.is_namedtuple_class(kind)
+    if kind is partial:
+        count = len(container.args)
+        named = dict(zip(container.keywords, things[count:], strict=True))
+        return partial(container.func, *things[:count], **named)
     if is_named:  # which may check what it is made of
         return cast(Any, tuple).__new__(kind, things)
     if issubclass(kind, tuple):
@@ -289,13 +306,15 @@ def _are_same(a: Any, b: Any) -> bool:
         return a.original is b.original and _are_same(a.value, b.value)
     if is_stateful(a):
         return are_alike(a, b)
-    if not is_container(kind) or len(a) != len(b):
+    if not is_container(kind) or len(things_in(a)) != len(things_in(b)):
         return False
     if kind is set:
         return a == b
-    if not issubclass(kind, dict):
-        return _all_same(a, b)
-    return all(map(is_, a, b)) and _all_same(a.values(), b.values())
+    if issubclass(kind, dict) and not all(map(is_, a, b)):
+        return False
+    if kind is partial and (a.func is not b.func or [*a.keywords] != [*b.keywords]):
+        return False
+    return _all_same(things_in(a), things_in(b))
 
 
 def _all_same(some: Iterable[Any], others: Iterable[Any]) -> bool:

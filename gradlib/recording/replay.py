@@ -90,6 +90,9 @@ def replay(
         turn()
         autocast = trace.block.autocast.get(number, {})
         left = scene.left()
+        scene.require_copies(
+            it for it in (*output.leaves, *left.values()) if is_tensor(it)
+        )
         unfit = _unfit(grads, _ends(output, left))
         shares = None
         if all(isinstance(key, tuple) for key in unfit):

@@ -3,13 +3,15 @@
 The module itself is called, in the state that it had.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from gradlib.edges import edge_of, edges_behind, leaves_at
+from gradlib.errors import CannotReplayError
 from gradlib.module_hook import AHEAD, nothing
 from gradlib.opaque import is_tensor
 from gradlib.private.hooks import (
@@ -18,7 +20,7 @@ from gradlib.private.hooks import (
     forward_pre_hooks,
     hooks_set,
 )
-from gradlib.private.modules import modules_in
+from gradlib.private.modules import modules_in, own_parameters
 from gradlib.recording.attributes import Change, Copies
 from gradlib.recording.flow import ARGUMENT, Key, Left
 from gradlib.recording.go_back import go_back, without_hooks_of_others
@@ -26,11 +28,12 @@ from gradlib.recording.history import History
 from gradlib.recording.leaves import Leaves
 from gradlib.recording.left_behind import left_in, left_in_arguments
 from gradlib.recording.past_state import PastState
-from gradlib.recording.replayable import explained
+from gradlib.recording.replayable import explained, label
 from gradlib.recording.trace import CallTrace
 from gradlib.recording.world import World, autocast_set_to
 from gradlib.tree import Tree
 from gradlib.values import keep
+from gradlib.wording import listed
 
 
 class Scene:
@@ -61,6 +64,7 @@ class Scene:
         self.leaves = Leaves(trace)
         self._arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self._passed: tuple[Any, ...] = ()  # the same, though a hook may change a dict
+        self._now: dict[str, Tensor | None] = {}  # own parameters, which copies replace
         self._undo: Callable[[], None] = nothing  # removes the hook that gives inputs
         self._returned: object = None  # what the module returned last
         self._hooks_set = 0  # how many torch had set before the module was called
@@ -68,6 +72,7 @@ class Scene:
     @contextmanager
     def set(self) -> Generator[None]:
         """Give the module, and those that it may call, the state that they had."""
+        self._now = dict(own_parameters(self._module))
         with self._state.set():
             self.leaves.take_parameters(self._module)
             self._arguments = self.leaves.copied_arguments(self._change, self._copies)
@@ -147,6 +152,23 @@ class Scene:
             if it._version or not (id(it) in given or it in self._copies)
             if id(it) not in returned
         }
+
+    def require_copies(self, tensors: Iterable[Tensor]) -> None:
+        """Raise if the call has used an own parameter itself, and not the copy.
+
+        Args:
+            tensors: What the call returned and left behind.
+        """
+        edges = edges_behind(edge_of(it) for it in tensors if it.grad_fn is not None)
+        met = {id(leaf) for leaf in leaves_at(edges)}
+        own = self._now.items()
+        used = [name for name, it in own if id(it) in met and name in self.leaves.every]
+        if used:
+            raise CannotReplayError(
+                f"{label(self._trace)} takes {listed(used)} not only from its module: "
+                "a closure, an object of another class or the like holds it too, and "
+                "there a replay cannot put the weights of that moment."
+            )
 
     def _give_arguments(self) -> None:
         """Give the call the recorded arguments, at the place of the recorder's hook.

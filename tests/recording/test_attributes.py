@@ -25,6 +25,7 @@ from gradlib.recording.past_attributes import NOT_KEPT, Attributes
 
 from ..steps import python_steps
 from .recorded import recorded
+from .replayed import loss_of
 
 
 class Inside(nn.Module):
@@ -760,6 +761,87 @@ def test_named_tuples_stay_as_they_are(nested: bool) -> None:
     notes: Any = cast(Any, model.kept)[0] if nested else model.kept
     assert notes.values.tolist() == [1, 1, 1]
     assert model.most.values.tolist() == [2, 2]
+
+
+class Bound(nn.Module):
+    """Has a parameter and a state bound in partials, by place and by name."""
+
+    def __init__(self, gain: Tensor) -> None:
+        super().__init__()
+        self.fc, self.weight = nn.Linear(3, 3), nn.Parameter(torch.ones(3))
+        self.by_place = partial(torch.mul, self.weight)
+        self.nested = [partial(torch.add, gain, alpha=2)]
+        self.by_name: Any = partial(torch.addcmul, value=2, tensor2=gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gain: Tensor = self.by_name.keywords["tensor2"]
+        y: Tensor = self.by_place(self.fc(x))
+        y = self.by_name(y, self.nested[0](y))
+        self.by_name = partial(torch.addcmul, value=3, tensor2=gain + 1)
+        self.nested[0].args[0].add_(1)
+        return y
+
+
+def test_what_is_bound_in_a_partial_is_as_it_was() -> None:
+    gain = torch.ones(3)
+    model = Bound(gain)
+    with gradlib.record(model) as recording:
+        for _ in range(3):
+            model(torch.randn(2, 3, requires_grad=True)).detach()
+            loss_of(model(torch.randn(2, 3, requires_grad=True))).backward()
+    assert gain.tolist() == [7, 7, 7]
+    bound = model.by_name
+    verified = recording.verify()
+    assert verified.agreed == 6
+    assert not verified.disagreements
+    assert model.by_name is bound
+    assert gain.tolist() == [7, 7, 7]
+
+
+def test_what_is_left_in_a_partial_is_known() -> None:
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+            self.again: Any = partial(torch.mul)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.fc(x).tanh()
+            self.again = partial(torch.mul, y)
+            return y.sin()
+
+    model = Leaves()
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        (loss_of(model(x)) + model.again(x).sum()).backward()
+    verified = recording.verify()
+    assert (verified.agreed, verified.skipped) == (2, ())
+
+
+@pytest.mark.parametrize("held_by", ["a closure", "an object"])
+def test_a_parameter_that_a_replay_cannot_put_in_is_said(held_by: str) -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            weight = self.weight = nn.Parameter(torch.ones(3))
+            self.spare = nn.Parameter(torch.ones(3))
+            self.held = SimpleNamespace(weight=weight)
+            self.used = (lambda: weight) if held_by == "a closure" else None
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.used() if self.used else self.held.weight
+            return x * weight * self.spare
+
+    model = nn.Sequential(nn.Linear(3, 3), Holds())
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 3))).backward()
+    said = "takes weight not only from its module"
+    with pytest.raises(gradlib.CannotReplayError, match=f"^.GL207. call 0 .* {said}"):
+        recording["1"].replay()
+    verified = recording.verify()
+    assert (verified.agreed, verified.disagreements) == (2, ())
+    (skipped,) = verified.skipped
+    assert skipped.reason.startswith(f"it {said}")
 
 
 def test_what_is_kept_on_a_parameter_stays_as_it_is() -> None:
