@@ -281,6 +281,8 @@ class HookedModules:
 
     def _leave_out(self, place: str, module: nn.Module) -> None:
         """Say of a module that it is not recorded, as it equals another."""
+        if self._block.history is not None:
+            self._block.history.meet_twin(module)
         called = {it.name for it in self._hooked.values() if it.was_called}
         name = place
         while name in called:  # it stands in the place of that one

@@ -29,6 +29,7 @@ from gradlib.recording.past_attributes import Attributes, PastAttributes
 from gradlib.recording.seen import Children, Hooks, Seen, Tensors, are_as_kept
 from gradlib.recording.standing import Standing
 from gradlib.recording.world import World, world_now
+from gradlib.selection import modules_of
 
 
 class History:
@@ -52,6 +53,8 @@ class History:
         self._hooks_set = -1  # how many hooks torch had set then
         self._world: World | None = None
         self._all_are_hooked = False  # by a global module hook
+        # Modules that equal one of ours, each with the moment since which it is known.
+        self._twins: list[tuple[int, nn.Module]] = []
         self._standing: Standing | None = None  # while it is used for several replays
 
     def look(self, moment: int) -> None:
@@ -101,6 +104,19 @@ class History:
         if is_ours:
             self._look_at_called(module, moment)
         return is_ours
+
+    def meet_twin(self, module: nn.Module) -> None:
+        """Note a module that is none of ours, but for which its class takes it."""
+        if not any(it is module for _, it in self._twins):
+            self._twins.append((self._looked, module))
+
+    def has_twin(self, module: nn.Module, moment: int) -> bool:
+        """Tell whether one was met by a moment that stands in `module` now."""
+        twins = {id(twin) for since, twin in self._twins if since < moment}
+        if not twins:
+            return False
+        inside = modules_of(module, remove_duplicate=False).values()
+        return any(id(it) in twins for it in inside)
 
     def _meet_hooks(self, moment: int) -> None:
         """Keep the hooks of all modules anew; this is fast where there are none."""

@@ -90,6 +90,11 @@ def state_of(trace: CallTrace) -> tuple[History, World]:
             f"{label(trace)} ran inside torch.autograd.forward_ad.dual_level(): its "
             "tensors may have carried tangents, which are not kept."
         )
+    if history.has_twin(called, trace.moment):
+        raise CannotReplayError(
+            f"{label(trace)} contains a module that equals another by the __eq__ of "
+            "its class: which state it had was not kept. Compare modules by identity."
+        )
     for module in modules_of_call(trace, history):
         _require_module(trace, history, module)
     _require_inputs(trace)

@@ -710,3 +710,47 @@ def test_very_deep_nesting() -> None:
         if isinstance(owner, Deep):
             assert_close(recording[name].param_grads["scale"], owner.scale.grad)
     assert_close(recording[""].grad_input, (x.grad,))
+
+
+class Equal(nn.Module):
+    """Equals every other of its class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("way", ["by its place", "in the dict of children"])
+@pytest.mark.parametrize("is_called_before", [False, True])
+def test_an_equal_module_in_the_place_of_another_is_said(
+    is_called_before: bool, way: str
+) -> None:
+    model = nn.Sequential(Equal(), nn.Tanh())
+    x = torch.randn(2, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        if is_called_before:
+            model(x).sum().backward()
+        if way == "by its place":
+            model[0] = Equal()
+        else:
+            model._modules["0"] = Equal()
+        model(x).sum().backward()
+    name = "0 (new)" if is_called_before else "0"
+    assert f"no call was seen of {name}:" in str(recording)
+    with pytest.raises(gradlib.NoSuchCallError, match="it and another module are two"):
+        recording[name]
+    verified = recording.verify()
+    assert not verified.disagreements
+    assert verified.agreed == 1 + 3 * is_called_before
+    (skipped,) = verified.skipped
+    assert (skipped.name, skipped.index) == ("", int(is_called_before))
+    assert skipped.reason.startswith("it contains a module that equals another")
