@@ -301,3 +301,67 @@ def test_a_complex_cast_under_autocast_gives_a_real_gradient() -> None:
     with torch.autocast(device, torch.bfloat16), gradlib.record(model) as recording:
         model(x).backward()
     assert_close(recording[""].param_grads["w"], torch.tensor([10.0, 18.0]))
+
+
+class HandsChild(nn.Module):
+    """Passes the cast of a layer's weight to the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = nn.Linear(2, 2, bias=False)
+
+    def forward(self) -> Tensor:
+        return self.child(self.child.weight.bfloat16())
+
+
+def test_the_cast_of_a_weight_that_is_an_argument_counts_as_that() -> None:
+    model = HandsChild()
+    w = torch.tensor([[1.0, 2], [4, 8]])
+    model.child.weight.data.copy_(w)
+    autocast = torch.autocast(w.device.type, torch.bfloat16)
+    with autocast, gradlib.record(model) as recording:
+        model().sum().backward()
+    call = recording["child"]
+    ones = torch.ones(2, 2)
+    assert_close(call.grad_input[0].float(), ones @ w)
+    assert_close(call.param_grads["weight"], ones @ w)
+    assert_close(call.param_grads_total["weight"], 2 * (ones @ w))
+    assert recording.verify().ok
+
+
+class OwnCast(nn.Module):
+    """Casts its weight where autocast is off, and uses the cast once or twice."""
+
+    def __init__(self, uses: int) -> None:
+        super().__init__()
+        self.w, self.uses = nn.Parameter(torch.randn(8, 8)), uses
+
+    def forward(self, x: Tensor) -> Tensor:
+        w, h = self.w.bfloat16(), x.bfloat16()
+        for _ in range(self.uses):
+            h = (h @ w).sin()
+        return h.float()
+
+
+class SwitchesOff(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return self.inner(x)
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+def test_the_sum_of_several_uses_of_a_cast_is_as_coarse_as_the_cast(uses: int) -> None:
+    """Under autocast a share is taken at the cast; autograd sums there."""
+    torch.manual_seed(0)
+    model, x = SwitchesOff(OwnCast(uses)), torch.randn(16, 8)
+    autocast = torch.autocast(x.device.type, torch.bfloat16)
+    with autocast, gradlib.record(model) as recording:
+        model(x).square().sum().backward()
+    call = recording["inner"]
+    assert call.param_grads["w"].equal(model.inner.w.grad) is (uses == 1)
+    assert recording.verify().ok
+    assert call._trace.summed_in == ({torch.bfloat16} if uses == 2 else set())

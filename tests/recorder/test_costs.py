@@ -165,3 +165,18 @@ def test_a_copy_of_the_model_does_not_record() -> None:
         assert net.state_dict().keys() == twin.state_dict().keys()
     assert len(recording) == 0
     assert hooks_of(twin) == []
+
+
+def test_an_operation_of_a_loss_costs_the_same_however_many_calls_there_were() -> None:
+    """A pass is searched for what calls have put elsewhere: a loss is not of them."""
+
+    def cost(calls: int, operations: int) -> int:
+        net = nn.Sequential(*[nn.Tanh() for _ in range(calls)])
+        with gradlib.record(net):
+            loss = net(torch.randn(4, 3, requires_grad=True)).sum()
+            for _ in range(operations):
+                loss = loss.sin()
+            return python_steps(loss.backward)
+
+    few, many = (cost(calls, 60) - cost(calls, 10) for calls in (2, 40))
+    assert many == few

@@ -1203,6 +1203,26 @@ def test_what_has_a_state_of_its_own(name: str, within: str) -> None:
     assert state_of(held) == before
 
 
+@pytest.mark.parametrize("other", [(1, 4, "f4"), (2, 2, "i4")])
+def test_arrays_of_the_same_bytes_are_told_apart(other: tuple[int, int, str]) -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.tables = nn.Linear(3, 3), [numpy.zeros((2, 2), "f4")]
+
+        def forward(self, x: Tensor) -> Tensor:
+            (table,) = self.tables
+            return self.fc(x) * (len(table) + 2 * (table.dtype.kind == "f"))
+
+    model, x = Reads(), torch.randn(2, 3)
+    with gradlib.record(model) as recording:
+        model(x).sum().backward()
+        *shape, dtype = other
+        model.tables[0] = numpy.zeros(shape, dtype)
+        model(x).sum().backward()
+    assert recording.verify().agreed == 4
+
+
 def test_one_generator_in_two_modules_stays_one() -> None:
     class Draws(Inside):
         def __init__(self, generator: torch.Generator) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrizations, parametrize
+from torch.utils.checkpoint import checkpoint
 
 import gradlib
 from gradlib.recording.past_state import PastState
@@ -219,6 +220,15 @@ def test_a_lazy_module_with_hooks_of_others() -> None:
     assert_replays(recording, model)
 
 
+def test_a_hook_that_draws_after_the_weights_of_a_lazy_module() -> None:
+    lazy = nn.LazyLinear(4)
+    lazy.register_forward_pre_hook(lambda _, args: (args[0] + torch.rand(2, 3),))
+    model = nn.Sequential(lazy, nn.Tanh())
+    with gradlib.record(model) as recording:
+        loss_of(model(torch.randn(2, 3, requires_grad=True))).backward()
+    assert_replays(recording, model)
+
+
 LazyModule: Any = LazyModuleMixin  # its stubs know no module
 
 
@@ -275,6 +285,32 @@ class LazyShift(LazyModule, nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.shift * torch.rand_like(x)
+
+
+class LazyGain(LazyModule, nn.Module):
+    """Writes to its weight where gradients must be disabled for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight: Any = nn.UninitializedParameter()
+
+    def initialize_parameters(self, x: Tensor) -> None:
+        if self.has_uninitialized_params():
+            self.weight.materialize(x.shape[1:])
+            self.weight.normal_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def test_a_lazy_module_whose_weights_a_checkpoint_made() -> None:
+    """A reentrant one disables gradients at first."""
+    model = nn.Sequential(LazyGain(), nn.Tanh())
+    x = torch.randn(5, 3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        loss_of(checkpoint(model, x, use_reentrant=True)).backward()
+    verified = recording.verify()
+    assert verified.agreed == len(recording)
 
 
 def test_a_lazy_module_that_is_called_twice_in_its_first_forward() -> None:
