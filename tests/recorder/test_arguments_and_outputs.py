@@ -3,7 +3,7 @@
 import copy
 from collections import OrderedDict
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -423,3 +423,39 @@ def test_no_code_of_an_object_that_is_not_opened_is_run() -> None:
         model(x).content.sum().backward()
     assert "__dict__" not in asked
     assert_close(recording[""].grad_input[0], torch.full((2,), 2.0))
+
+
+class Pair(NamedTuple):
+    a: Tensor
+    b: Tensor
+
+
+class Scaled(Pair):
+    """A named tuple with room for attributes."""
+
+
+class GivesMore(nn.Module):
+    """Uses an attribute of what it is given, and returns something with one."""
+
+    def forward(self, given: Any) -> Any:
+        made: Any = Scaled(given.a.sin(), given.b * given.scale)
+        made.more = given.a.cos()
+        return made
+
+
+def test_of_a_named_tuple_its_fields_are_kept() -> None:
+    given: Any = Scaled(*(torch.randn(3, requires_grad=True) for _ in range(2)))
+    given.scale = torch.tensor(3.0, requires_grad=True)
+    model = GivesMore()
+    with gradlib.record(model) as recording:
+        made = model(given)
+        (made.a + made.b + made.more).sum().backward()
+    call = recording[""]
+    for found in (call.args[0], call.output, call.grad_input[0]):
+        assert type(found) is Scaled
+        assert not vars(found)
+    assert_close(call.grad_input_total[0].a, given.a.grad)
+    assert_close(call.grad_input[0].b, given.b.grad)
+    assert "what the call had put elsewhere" in call.note
+    (skipped,) = recording.verify().skipped
+    assert skipped.reason.endswith("'Scaled' object has no attribute 'scale'")

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -482,6 +483,41 @@ def test_one_tensor_in_several_places_of_a_checkpoint(
     else:
         given = zip(plain["inner"].grad_input, found["inner"].grad_input, strict=True)
         assert all(abs(a.norm - b.norm) < 1e-5 for a, b in given)
+
+
+class Opens(nn.Module):
+    """Is given a list or a dict of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, given: Any, y: Tensor) -> Tensor:
+        a, b = given.values() if isinstance(given, dict) else given
+        return self.first(a) * y + self.second(b)
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize("has_graph", [False, True])
+def test_a_container_that_a_reentrant_checkpoint_does_not_open(
+    has_graph: bool, kind: type[Any]
+) -> None:
+    """Its own pass goes on through what is in there, as torch detaches none of it."""
+    torch.manual_seed(0)
+    model = Opens()
+    x, z = (torch.randn(3, 2, requires_grad=True) for _ in range(2))
+    recordings: list[Any] = []
+    for called in (model, partial(checkpoint, model, use_reentrant=True)):
+        a, b = (x + 1, z + 2) if has_graph else (x, z)  # additions save nothing
+        given: Any = [a, b] if kind is list else {"a": a, "b": b}
+        with gradlib.record(model) as recording:
+            called(given, 3 * x).sum().backward()
+        assert recording.verify().agreed == 3
+        recordings.append(recording)
+    plain, found = recordings
+    for name in ("", "first", "second"):
+        assert_close(found[name].grad_input, plain[name].grad_input)
+        assert_close(found[name].param_grads, plain[name].param_grads)
 
 
 @pytest.mark.parametrize(
