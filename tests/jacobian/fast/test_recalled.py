@@ -640,6 +640,20 @@ def test_what_nobody_can_tell_again_is_not_recalled() -> None:
         assert recalls(net, x) == (watch is None)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_weights_without_strides_or_shape() -> None:
+    rows, columns = double(4, 3).to_sparse_csr(), double(4, 3).to_sparse_csc()
+    nested: Any = torch.nested.nested_tensor([double(4), double(3)])
+    for fn in (
+        lambda x: x.sin() @ rows,
+        lambda x: x.sin() @ columns,
+        lambda x: x * nested.to_padded_tensor(0.0)[0],
+        lambda x: x @ nested.t(),
+    ):
+        for _ in range(3):
+            require_right(fn, double(5, 4))
+
+
 def test_options_of_any_kind_are_not_recalled() -> None:
     norm: Any = nn.GroupNorm(2, 4)
     norm.num_groups = numpy.int64(2)

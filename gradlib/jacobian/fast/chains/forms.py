@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, is_
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch.nn import Parameter
 
 from gradlib.jacobian.fast.chains.axes import VIEWED
@@ -212,7 +212,8 @@ def _kinds(tensors: Iterable[Any]) -> list[Kind]:
 
 
 def _strides(x: Tensor, tensors: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [it.stride() for it in (x, *tensors) if it is not None]
+    every = (it for it in (x, *tensors) if it is not None)
+    return [it.stride() for it in every if it.layout is strided]  # others have none
 
 
 def _alone(weight: Tensor) -> tuple[Tensor]:
