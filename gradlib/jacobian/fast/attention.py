@@ -51,7 +51,7 @@ def read(op: Operation) -> Attention | None:
     )
     if any(it is None for it in (q, k, v, dropout, causal)):
         return None
-    if op.number or dropout or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+    if dropout or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         return None
     scale, mask = op.saved("scale"), op.saved("attn_mask")
     scale = q.shape[-1] ** -0.5 if scale is None else scale

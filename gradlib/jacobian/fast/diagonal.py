@@ -4,14 +4,12 @@ One backward pass of ones gives the slopes. Each row would be another pass, for 
 entry that is not zero.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradlib.jacobian.drawing import Drawing, kept_for_each
-from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, SCALED
 from gradlib.jacobian.fresh import empty
 from gradlib.jacobian.graph import Graph
@@ -65,10 +63,6 @@ def find_diagonal(graph: Graph, plan: JacobianPlan) -> Diagonal | None:
 @kept_for_each
 def _is_elementwise(drawing: Drawing) -> bool:
     """Tell whether all operations are elementwise, and no shape is broadcast."""
-    if len(drawing.kinds) != 1:
-        return False
-    shape, dtype, _, _ = drawing.kinds[0]
-    if len(shape) < 2 or not math.prod(shape) or dtype not in DTYPES:
-        return False
     pairs = zip(drawing.names, drawing.led, strict=True)
-    return all(name in _NAMES for name, led in pairs if led)
+    every_is = all(name in _NAMES for name, led in pairs if led)
+    return every_is and len(drawing.kinds) == 1

@@ -147,7 +147,6 @@ def prefers_onednn(v: Tensor, matrix: Tensor, then: str = "none") -> bool:
     ins, outs = matrix.shape
     return (
         v.numel() // max(1, ins) * outs * (ins + more) >= LARGE
-        and matrix.dtype is torch.float32
         and (v.dim() == 2 or v.is_contiguous())
         # Other layouts may overlap, which oneDNN refuses.
         and (matrix.is_contiguous() or matrix.mT.is_contiguous())

@@ -527,9 +527,6 @@ CHANGED: dict[str, Callable[[], Any]] = {
         lambda m: parametrize.register_parametrization(m[0], "weight", nn.Tanh())
     ),
     "weight norm": _with(lambda m: parametrizations.weight_norm(m[2])),
-    "weight is no parameter": _with(
-        lambda m: vars(m[0])["_parameters"].update(weight=torch.eye(5, 3).double())
-    ),
     "last bias of another length": _with(
         lambda m: vars(m[2])["_parameters"].update(
             bias=nn.Parameter(torch.zeros(3).double())

@@ -547,6 +547,16 @@ def test_somebody_debugs() -> None:
     assert found is None
 
 
+def test_weights_that_are_no_parameters() -> None:
+    net, x = make(), double(5, 4)
+    learn(net, x)
+    for name in ("weight", "bias"):
+        own = vars(net.first)["_parameters"]
+        own[name] = 2 * own[name].detach()
+        require_right(net, x)
+    assert recalls(net, x)
+
+
 def test_weights_of_a_call() -> None:
     net, x = make(), double(5, 4)
     learn(net, x)

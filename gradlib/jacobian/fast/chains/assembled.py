@@ -121,8 +121,6 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
     maps, linears, bends, widths, entries, shape = parts
     if len(shape) > 1 and (squeezed or softmax is not None):  # both need a single axis
         return None
-    if squeezed and widths[-1] != 1:
-        return None
     order = orders.best(tuple(widths), tuple(map(bool, bends[1:])), x.shape[0])
     entries += order.each
     if softmax is not None and widths[-2] < widths[0]:  # the last matrix of each sample

@@ -202,9 +202,7 @@ def _is_for_good(value: Any) -> bool:
 
 def _are_alike(options: Sequence[Any], others: Sequence[Any]) -> bool:
     """Tell whether options are the same, and of the same types: 1 is not True."""
-    if all(map(is_, options, others)):
-        return True
-    return all(map(_is_for_good, options)) and repr(options) == repr(others)
+    return all(map(is_, options, others)) or repr(options) == repr(others)
 
 
 def _kinds(tensors: Iterable[Any]) -> list[Kind]:

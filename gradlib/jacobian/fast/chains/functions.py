@@ -41,15 +41,6 @@ def _flatten(start_dim: object = 0, end_dim: object = -1) -> nn.Module | None:
     return nn.Flatten() if is_known else None
 
 
-def _softmax_of(kind: type[nn.Module]) -> Made:
-    """Return the maker of a softmax along axis 1, which is the last."""
-
-    def made(dim: object = None) -> nn.Module | None:
-        return kind(dim) if type(dim) is int and dim in (1, -1) else None
-
-    return made
-
-
 def _squeeze(dim: object = None) -> object | None:
     return SQUEEZED if type(dim) is int and dim in (1, -1) else None
 
@@ -115,8 +106,8 @@ _WITHOUT_OPTIONS: dict[str, Made] = {
     "pow": _power,
     "flatten": _flatten,
     "squeeze": _squeeze,
-    "softmax": _softmax_of(nn.Softmax),
-    "log_softmax": _softmax_of(nn.LogSoftmax),
+    "softmax": nn.Softmax,
+    "log_softmax": nn.LogSoftmax,
 }
 _WITH_OPTIONS: dict[str, Made] = {
     **{known.name: kind for kind, known in POINTWISE.items()},
@@ -127,8 +118,8 @@ _WITH_OPTIONS: dict[str, Made] = {
     "max_pool2d": _max_pool,
     "adaptive_avg_pool2d": nn.AdaptiveAvgPool2d,
     "avg_pool2d": nn.AvgPool2d,
-    "softmax": _softmax_of(nn.Softmax),
-    "log_softmax": _softmax_of(nn.LogSoftmax),
+    "softmax": nn.Softmax,
+    "log_softmax": nn.LogSoftmax,
 }
 
 FUNCTIONS: dict[Any, Made] = {

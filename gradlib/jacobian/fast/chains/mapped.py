@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from types import NoneType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -292,9 +291,7 @@ def parameters_of(layer: nn.Module | Linear, like: Like) -> Linear | None:
         weight, bias = layer
     else:
         own = own_parameters(cast(nn.Module, layer))
-        weight, bias = own.get("weight"), own.get("bias")
-        if type(weight) is not Parameter or type(bias) not in (Parameter, NoneType):
-            return None
+        weight, bias = cast(Tensor, own["weight"]), own.get("bias")
     # With a bias that does not fit the weight, torch raises.
     if bias is not None and not is_plain(bias, (weight.shape[0],), like):
         return None

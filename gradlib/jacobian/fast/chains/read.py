@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence, Set
 from types import FunctionType
 from typing import Any, cast
 
-from torch import Tensor, nn, strided
+from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.functions import CONSTANTS, TURNING
 from gradlib.jacobian.fast.chains.rebound import UnknownError
@@ -92,9 +92,8 @@ _transposed: Callable[[Tensor], Tensor] = cast(Any, Tensor).mT.__get__
 
 def turned(weight: Tensor, _: None = None) -> Tensor:
     """Return a transposed matrix, through which gradients flow."""
-    if weight.is_nested or weight.is_quantized or weight.layout is not strided:
-        raise UnknownError("it is of another kind")
-    if weight.dim() != 2 or not vars(weight).keys().isdisjoint(TURNING):
+    is_matrix = not weight.is_nested and weight.dim() == 2
+    if not is_matrix or not vars(weight).keys().isdisjoint(TURNING):
         raise UnknownError("it is no matrix, or has a name of its own for that")
     if not weight.requires_grad or grad_is_enabled():
         return _transposed(weight)

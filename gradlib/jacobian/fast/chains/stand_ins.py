@@ -226,36 +226,25 @@ def _method(
 
 def _product(place: Place, weight: StandIn) -> Place:
     """Return the place after a product with a matrix."""
-    return _times(place, _weight(_turned(_weight(weight))))
+    return _times(place, _turned(real_of(weight)))
 
 
 def _linear(place: Place, weight: StandIn, bias: StandIn | None = None) -> StandIn:
     """Return the stand-in of a linear layer's output."""
-    product = _times(place, _weight(weight))
+    product = _times(place, weight)
     return StandIn(product) if bias is None else _biased(product, bias)
 
 
-def _times(place: Place, matrix: Tensor) -> Place:
-    if matrix.dim() != 2:
-        raise UnknownError("it is no matrix")
-    return place.after([Linear(matrix, None)])
+def _times(place: Place, weight: StandIn) -> Place:
+    return place.after([Linear(real_of(weight), None)])
 
 
 def _biased(place: Place, bias: StandIn) -> StandIn:
     """Return the stand-in of a product with a matrix plus a bias."""
-    product, vector = place.layer, _weight(bias)
-    # Another shape would broadcast otherwise.
-    if type(product) is not Linear or product.bias is not None or vector.dim() != 1:
+    product = place.layer
+    if type(product) is not Linear or product.bias is not None:
         raise UnknownError("it is no bias")
-    return StandIn(place.replaced(product._replace(bias=vector)))
-
-
-def _weight(value: StandIn) -> Tensor:
-    """Return the tensor from outside that a stand-in stands for."""
-    weight = real_of(value)
-    if type(weight) not in WEIGHTS:
-        raise UnknownError("it is no tensor from outside")
-    return weight
+    return StandIn(place.replaced(product._replace(bias=real_of(bias))))
 
 
 def _turned(weight: Tensor) -> StandIn:

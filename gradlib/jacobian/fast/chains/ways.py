@@ -166,7 +166,7 @@ def gathered(values: list[Tensor]) -> tuple[Tensor, list[Steps]]:
 def _added(one: tuple[Tensor, bool], other: tuple[Tensor, bool]) -> tuple[Tensor, bool]:
     """Return the sum of two tensors; each comes with whether it may be overwritten."""
     (v, is_ours), (w, is_others) = one, other
-    if grad_is_enabled() or v is w:
+    if grad_is_enabled():
         return v + w, True
     if is_ours:
         return v.add_(w), True

@@ -99,13 +99,11 @@ def _layer_norm(use: Use, samples: Samples, param: Tensor) -> Write | None:
     return _spread(use, samples, param, samples.first((x - mean) * rstd).mul)
 
 
-def _group_norm(use: Use, samples: Samples, _param: Tensor) -> Write | None:
+def _group_norm(use: Use, _samples: Samples, _param: Tensor) -> Write:
     x, mean, rstd = (use.saved(it) for it in ("input", "result1", "result2"))
     shape = *mean.shape, 1
     normal = x.reshape(*mean.shape, -1) - mean.view(shape)
-    normal = (normal * rstd.view(shape)).view(x.shape)
-
-    return _of_channels(use, normal) if use.saved("N") == samples.batch else None
+    return _of_channels(use, (normal * rstd.view(shape)).view(x.shape))
 
 
 def _batch_norm(use: Use, _samples: Samples, _param: Tensor) -> Write | None:
@@ -186,9 +184,7 @@ def _table(use: Use, samples: Samples, param: Tensor) -> Write | None:
 def _spreads(use: Use, samples: Samples, param: Tensor) -> bool:
     """Tell whether a parameter is broadcast along the samples of the output."""
     whole = (1,) * (len(use.shape) - param.dim()) + tuple(param.shape)
-    return len(whole) == len(use.shape) and (
-        whole[0] == 1 if samples.of_rows else whole[samples.axis] == 1
-    )
+    return whole[0 if samples.of_rows else samples.axis] == 1
 
 
 def _sum_places(grads: Tensor, into: Tensor) -> None:

@@ -12,8 +12,7 @@ from gradlib.jacobian.fast.stacked.back import Back, Part
 
 def addmm(op: Operation) -> Forth | None:
     """A matrix plus a product of two."""
-    alpha, beta = op.saved("alpha"), op.saved("beta")
-    return _product(op, 1, op.saved("mat2"), alpha) if beta == 1 else None
+    return _product(op, 1, op.saved("mat2"), op.saved("alpha"))
 
 
 def mm(op: Operation) -> Forth | None:
@@ -21,9 +20,7 @@ def mm(op: Operation) -> Forth | None:
     return _product(op, 0, op.saved("mat2"), 1)
 
 
-def _product(
-    op: Operation, place: int, matrix: Tensor | None, scale: float
-) -> Forth | None:
+def _product(op: Operation, place: int, matrix: Tensor, scale: float) -> Forth | None:
     """Return the JVP of a product with a matrix.
 
     Args:
@@ -32,7 +29,7 @@ def _product(
         matrix: The matrix, ``(ins, outs)``.
         scale: The factor of the product.
     """
-    if matrix is None or set(op.shapes) != {place}:
+    if set(op.shapes) != {place}:
         return None
     matrix = matrix * scale if scale != 1 else matrix
     push = once(as_samples(lambda t: t @ matrix))

@@ -88,11 +88,9 @@ def _each(op: Operation, ways: dict[int, Callable[[Tensor], Tensor]]) -> Back | 
     return lambda grad: {i: ways[i](grad) for i in op.shapes}
 
 
-def reduced(op: Operation) -> Back | None:
+def reduced(op: Operation) -> Back:
     """One number of several entries, as the largest or a norm: each has its slope."""
     slope = of_ones(op)[0]
-    if type(slope) is not Tensor:
-        return None
     gone, _ = moves.reduced(op)
     kept = [1 if i in gone else size for i, size in enumerate(op.shapes[0])]
     return lambda grad: {0: grad.reshape(grad.size(0), *kept) * slope}

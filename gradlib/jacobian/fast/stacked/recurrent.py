@@ -28,7 +28,7 @@ as long with as many, and a tenth to half as long again with 2 to 4 times as man
 
 def layer(op: Operation) -> Back | None:
     """One direction of a layer: the output, or one of the two last states."""
-    if not op.shapes.keys() <= _INPUTS or op.saved("batch_sizes"):
+    if not op.shapes.keys() <= _INPUTS:
         return None
     saved = op.saved("input"), op.saved("hx_"), op.saved("cx_")
     if saved[1].numel() > SMALL:

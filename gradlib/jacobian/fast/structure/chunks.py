@@ -153,9 +153,7 @@ class Run:
         for part, held, is_done in zip(value.parts, given, done, strict=True):
             state = self.states[part]
             if _is_same(made, held):
-                # They share memory, which the value that is used last hands back.
-                mine.memory = state.memory if is_done else None
-                state.memory = None if is_done else state.memory
+                mine.memory, state.memory = state.memory, None
             if is_done:
                 self._let_go(state)
         return made

@@ -108,7 +108,7 @@ def aligned(several: Sequence[tuple[Axis, ...]]) -> list[tuple[Axis, ...]] | Non
                 axis, rest = axis.parts
                 stack.append(rest)
             axes.append(axis)
-    return None if any(ahead) else [resolved(axes) for axes in agreed]
+    return [resolved(axes) for axes in agreed]
 
 
 def view_of(tensor: Tensor, dims: Dims) -> tuple[Tensor, tuple[Axis, ...]]:

@@ -199,9 +199,7 @@ class _Part:
 
     def covers(self, axes: Axes) -> bool:
         """Return whether the term has an entry for every entry of the sum."""
-        return len(self.places) == len(axes) == len(self.value.axes) and all(
-            len(it) == 1 for it in self.places
-        )
+        return len(self.places) == len(axes)
 
     def like(self, tensor: Tensor, axes: Axes) -> Tensor:
         """Return its value's tensor with the axes in the order of the sum's."""

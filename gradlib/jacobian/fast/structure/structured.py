@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradlib.jacobian.fast.kernels import DTYPES
 from gradlib.jacobian.fast.known import all_is_known
 from gradlib.jacobian.fast.structure.chunks import Run
 from gradlib.jacobian.fast.structure.program import Builder
@@ -88,8 +87,6 @@ def find_structured(graph: Graph, plan: JacobianPlan) -> Structured | None:
         where a constant is not finite.
     """
     root, size = graph.roots[0], math.prod(graph.shape(0, 0))
-    if not size or root.dtype not in DTYPES:
-        return None
     rows, room = plan.rows_worth, plan.max_bytes - plan.result_bytes
     if not promises(graph, rows) or not all_is_known(graph.drawing, RULES):
         return None
