@@ -67,12 +67,14 @@ BAD_OUT: dict[str, Callable[[], Any]] = {
     "nesting": lambda: (torch.empty(2, 3, 3),),
     "no tensor": lambda: numpy.empty((2, 3, 3)),
     "requires grad": lambda: torch.empty(2, 3, 3, requires_grad=True),
+    "inference": torch.inference_mode()(lambda: torch.empty(2, 3, 3)),
     "expanded": lambda: torch.empty(1, 3, 3).expand(2, 3, 3),
     "overlapping": lambda: torch.empty(9).as_strided((2, 3, 3), (1, 1, 1)),
     "overlapping in one entry": lambda: torch.empty(17).as_strided(
         (2, 3, 3), (8, 3, 1)
     ),
     "sparse": lambda: torch.zeros(2, 3, 3).to_sparse(),
+    "sparse by rows": lambda: torch.zeros(2, 3, 3).to_sparse_csr(),
     "nested": lambda: torch.nested.nested_tensor([torch.zeros(3, 3)] * 2),
 }
 

@@ -449,6 +449,7 @@ def test_convolutions(
         ([nn.Dropout(0.5).eval(), nn.Linear(4, 3), nn.Identity()], (1, 4)),
         ([nn.Conv2d(2, 3, 2), nn.AvgPool2d(2)], (3, 2, 5, 5)),
         ([nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4, 3)], (3, 1, 4, 4)),
+        ([nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Sigmoid(), nn.Tanh()], (3, 1, 2, 3)),
     ],
     ids=str,
 )
@@ -458,6 +459,14 @@ def test_other_chains(layers: list[nn.Module], shape: tuple[int, ...]) -> None:
     found = require_same(model, x)
     found += 1  # memory of its own
     require_same(model, x)
+
+
+def test_images_into_memory_that_is_there() -> None:
+    before = nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 5)
+    model = nn.Sequential(*before, nn.Tanh(), nn.Linear(5, 3)).double()
+    x = torch.randn(3, 1, 4, 4, dtype=torch.float64)
+    out = torch.empty(3, 3, 1, 4, 4, dtype=torch.float64)
+    assert require_same(model, x, out=out) is out
 
 
 def test_an_input_in_another_layout() -> None:
@@ -630,6 +639,11 @@ def test_inside_a_transform_of_torch_func() -> None:
 )
 def test_an_input_that_is_none_for_a_chain(x: Any) -> None:
     assert chain(plain_net(), x) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_dtypes_are_none_for_a_chain(dtype: torch.dtype) -> None:
+    assert chain(plain_net().to(dtype), torch.ones(4, 3, dtype=dtype)) is None
 
 
 @pytest.mark.parametrize(

@@ -221,10 +221,16 @@ REFUSED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "one of several, overwritten": lambda net, x: net.wide(x).chunk(1, 1)[0].relu_(),
     "and split": lambda net, x: net.into(net.wide(x).split(7, 1)[0]),
     "and unbound": lambda net, x: net.into(net.wide(x).sum(1, True).unbind(1)[0]),
+    "what another way goes on from": lambda net, x: _overwritten_on_one_way(net, x),
     "one of several, added to": lambda net, x: _added_to_a_part(net, x),
     "what is saved": lambda net, x: _product_with_an_overwritten(net, x),
     "what is saved, for nothing": lambda net, x: _product_then_overwritten(net, x),
 }
+
+
+def _overwritten_on_one_way(net: Any, x: Tensor) -> Tensor:
+    a = net.wide(x)
+    return net.wide(a) * net.wide(net.into(a))
 
 
 def _added_to_a_part(net: Any, x: Tensor) -> Tensor:

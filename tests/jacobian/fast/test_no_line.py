@@ -243,6 +243,10 @@ NOT_FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "a power of another kind": lambda net, x: net.third(x).sigmoid() ** 2.5,
     "no power": lambda net, x: net.third(x) ** 0,
     "over a number of another kind": lambda net, x: net.third(True / (x + 9)),
+    "numbers stacked as samples": lambda _, x: torch.stack(
+        [x[:, 0], x[:, 1], x[:, 2], x[:, 3], x[:, 0]]
+    ),
+    "an axis after vectors": lambda net, x: net.third(x).unsqueeze(-1),
     "a remainder": lambda net, x: net.third(x) % 2,
     "every other output": lambda net, x: net.third(x)[:, ::2],
     "an output squeezed in the middle": lambda net, x: net.third(
@@ -302,6 +306,28 @@ class NoGraph(Net):
         return super().forward(x)
 
 
+def test_channels_that_are_taken_or_averaged() -> None:
+    layer, x = nn.Conv2d(2, 3, 2).double(), double(5, 2, 4, 4)
+    fns: list[Function] = [
+        lambda x: layer(x)[:, :2],
+        lambda x: layer(x).mean(1, keepdim=True).flatten(1),
+    ]
+    for fn in fns:
+        assert chain(fn, x) is None
+        require_same(fn, x)
+
+
+def test_a_property_comes_before_what_a_module_holds() -> None:
+    net, x = make(), double(5, 4)
+    vars(net)["head"] = net.single
+
+    def fn(x: Tensor) -> Tensor:
+        return net.head(x)
+
+    assert chain(fn, x) is None
+    require_same(fn, x)
+
+
 def test_a_shape_that_does_not_fit_ends_it() -> None:
     half = nn.Linear(8, 4).double()
 
@@ -332,22 +358,29 @@ def test_code_that_returns_something_else() -> None:
 
 def test_what_torch_refuses() -> None:
     net, x = make(), double(5, 4)
+    weight, everything, functions = (
+        cast(Any, it) for it in (net.third.weight, torch, F)
+    )
     fns: list[Function] = [
         lambda x: net.single(x).squeeze(True),
-        lambda x: x @ cast(Any, net.third.weight).t(0),
+        lambda x: x @ weight.t(0),
         nn.Sequential(net.first, net),
         lambda x: net.single(x)[:, 0.0],
-        lambda x: net.third(cast(Any, torch).relu(x, True)),
+        lambda x: net.third(everything.relu(x, True)),
         lambda x: net.third(F.dropout(x, 2.0, training=False)),
         lambda x: net.third(x.view(3, -1)),
         lambda x: net.second(x),
         lambda x: net.third(x, x),
         lambda x: net.third(x, input=x),
-        lambda x: net.third(cast(Any, F).gelu(x, "tanh")),
-        lambda x: net.third(cast(Any, F).hardtanh(x, -1, maximum=2)),
+        lambda x: net.third(functions.gelu(x, "tanh")),
+        lambda x: net.third(functions.hardtanh(x, -1, maximum=2)),
         lambda x: net.third(x) if x.size(0, 1) else x,  # pyright: ignore (wrong)
         lambda x: net.third(x.pow(n=2)),  # pyright: ignore (wrong)
         lambda x: net.third(x) + 2**70,
+        lambda x: net.third(x.chunk(True, 1)[0]),
+        lambda x: net.third(x) if not x.split(-1, 1) else x,
+        lambda x: torch.cat((net.third(x), x), True),
+        lambda x: everything.cat(reversed([net.third(x), x]), 1),
     ]
     for fn in fns:
         assert chain(fn, x) is None

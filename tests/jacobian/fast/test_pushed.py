@@ -212,6 +212,9 @@ MIXING: dict[str, Function] = {
     ),
     "samples of two": lambda x: wider(torch.cat([x.cos(), x.sin()])[2:5]),
     "norm of all": lambda x: wider(F.layer_norm(x, (3, 3, 4, 4))),
+    "tokens of two samples": lambda x: wider(
+        (x.view(16, 9) @ weights(9, 9)).view(3, 48)
+    ),
     "along other axes": lambda x: x.flatten(1).mean(1) + wider(x).view(3, 50, 3),
 }
 
@@ -243,6 +246,9 @@ UNKNOWN: dict[str, Function] = {
     "scales of a norm": lambda x: wider(F.layer_norm(x, (9,), x.sin().mean(0))),
     "shifts of a norm": lambda x: wider(F.layer_norm(x, (9,), None, x.sin().mean(0))),
     "scales of groups": lambda x: wider(F.group_norm(x, 3, x.sin().mean(0))),
+    "scales of known means": lambda x: wider(
+        F.batch_norm(x, weights(9), weights(9).exp(), x.sin().mean(0))
+    ),
 }
 
 
@@ -253,6 +259,21 @@ def test_weights_made_of_x_are_left_to_others(name: str) -> None:
     assert found_for(graph) is None
     made = gradlib.per_sample_jacobian(UNKNOWN[name], x, check=False)
     torch.testing.assert_close(made, by_rows(graph), rtol=1e-11, atol=1e-11)
+
+
+def test_parts_of_unknown_size_are_left_to_others() -> None:
+    graph = graph_of(
+        lambda x: wider(torch.cat([weights(4, 1), x, weights(4, 2)], 1)), double(4, 9)
+    )
+    assert found_for(graph) is None
+
+
+def test_no_samples() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x @ weights(5, 150)
+
+    assert found_for(graph_of(fn, double(0, 5))) is None
+    assert gradlib.per_sample_jacobian(fn, double(0, 5)).shape == (0, 150, 5)
 
 
 def decoder() -> nn.Module:

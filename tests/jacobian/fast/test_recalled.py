@@ -466,6 +466,22 @@ def test_variables_of_an_outer_function() -> None:
         gradlib.per_sample_jacobian(fn, x)
 
 
+def test_how_a_net_finds_attributes_that_is_not_called() -> None:
+    class Own(nn.Module):
+        first: Any
+
+    net, other, x = Own(), nn.Linear(4, 4).double(), double(5, 4)
+    net.first = nn.Linear(4, 4).double()
+
+    def fn(x: Tensor) -> Tensor:
+        return net.first(x)
+
+    learn(fn, x)
+    assert recalls(fn, x)
+    cast(Any, Own).__getattr__ = lambda *_: other
+    require_right(fn, x)
+
+
 def test_the_same_code_of_other_nets() -> None:
     x = double(5, 4)
 

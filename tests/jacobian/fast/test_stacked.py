@@ -22,6 +22,7 @@ from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.stacked import stacked
 from gradlib.jacobian.fast.stacked.rules import RULES
 from gradlib.jacobian.graph import Graph
+from gradlib.jacobian.graph_of_tensors import of_tensors
 from gradlib.jacobian.run import run
 from gradlib.random_state import seed_all
 
@@ -253,6 +254,9 @@ UNKNOWN: dict[str, Function] = {
     "a mean besides": lambda x: torch.mul(
         *torch.native_group_norm(x.sin(), None, None, 4, 4, 4, 4, 1e-5)[:2]
     ),
+    "a mask from the input": lambda x: of_a_gpu(
+        *(x[:, None], x[:, None], x[:, None]), x[:, None].sin()
+    ),
     "random attention": lambda x: of_a_gpu(
         x[:, None], x[:, None], x[:, None], dropout_p=0.1
     ),
@@ -350,6 +354,15 @@ def test_several_inputs_and_outputs() -> None:
     assert made.keys() == truth.keys()
     for block, tensor in made.items():
         torch.testing.assert_close(tensor, truth[block], rtol=1e-12, atol=1e-12)
+
+
+def test_an_input_that_is_computed_from_another() -> None:
+    x = double(3, 8).requires_grad_()
+    h = x.sin()
+    graph, _ = of_tensors(h.exp(), (x, h))
+    assert found_for(graph) is None
+    jacobians = gradlib.per_sample_jacobian_from_graph(h.exp(), (x, h))
+    torch.testing.assert_close(jacobians[1], torch.diag_embed(h.exp()).detach())
 
 
 def test_it_writes_into_what_it_is_given() -> None:

@@ -167,6 +167,14 @@ ACROSS: dict[str, tuple[Function, int]] = {
         lambda x: x.sin().view(-1, 2, 3).view(-1, 3, 2).cos(),
         6,
     ),
+    "longer than one axis, shorter than another": (
+        lambda x: x.sin().view(-1, 2, 3, 4).view(-1, 3, 8).cos(),
+        24,
+    ),
+    "of one tensor, whose remainders agree": (
+        lambda x: x.view(-1, 3, 7).sin() + x.view(-1, 7, 3).mT.cos(),
+        21,
+    ),
     "of one tensor": (
         lambda x: x.view(-1, 2, 3).sin() + x.view(-1, 3, 2).mT.cos(),
         6,
