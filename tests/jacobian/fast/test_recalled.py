@@ -836,3 +836,37 @@ def test_changes_by_chance(seed: int) -> None:
                 x = double(chance.randint(1, 4), 4)
         if chance.random() < 0.3:
             break
+
+
+WRONG_WEIGHTS: dict[str, Callable[[nn.Linear], object]] = {
+    "a number": lambda it: setattr(
+        it, "weight", nn.Parameter(torch.tensor(2.0).double())
+    ),
+    "nested": lambda it: setattr(
+        it, "weight", nn.Parameter(torch.nested.nested_tensor([double(4, 4)]))
+    ),
+    "none": lambda it: setattr(it, "weight", None),
+    "gone": lambda it: delattr(it, "weight"),
+    "no bias": lambda it: delattr(it, "bias"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("spoil", WRONG_WEIGHTS.values(), ids=WRONG_WEIGHTS)
+@pytest.mark.parametrize("calls_before", [0, 2])
+def test_a_weight_that_torch_refuses_is_torchs_error(
+    spoil: Callable[[nn.Linear], object], calls_before: int
+) -> None:
+    net, x = (
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double(),
+        double(5, 4),
+    )
+    for _ in range(calls_before):
+        gradlib.per_sample_jacobian(net, x, check=False)
+    spoil(cast(nn.Linear, net[0]))
+    with pytest.raises((AttributeError, RuntimeError, TypeError)) as torchs:
+        net(x)
+    for _ in range(3):  # it is found, noted, and found again
+        with pytest.raises(torchs.type) as ours:
+            gradlib.per_sample_jacobian(net, x, check=False)
+        assert str(ours.value) == str(torchs.value)

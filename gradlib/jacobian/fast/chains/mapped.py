@@ -291,7 +291,9 @@ def parameters_of(layer: nn.Module | Linear, like: Like) -> Linear | None:
         weight, bias = layer
     else:
         own = own_parameters(cast(nn.Module, layer))
-        weight, bias = cast(Tensor, own["weight"]), own.get("bias")
+        weight, bias = cast(Tensor, own["weight"]), own["bias"]
+    if weight.is_nested:  # so no shape of it is known
+        return None
     # With a bias that does not fit the weight, torch raises.
     if bias is not None and not is_plain(bias, (weight.shape[0],), like):
         return None

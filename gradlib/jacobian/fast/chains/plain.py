@@ -210,10 +210,12 @@ def _form(
     shapes = iter([it[3] for it in kinds[1:]])
     widths = [size[1]]
     for kind in biases:
-        outs, *ins = next(shapes)
-        if ins != widths[-1:] or (kind is Parameter and next(shapes) != (outs,)):
+        shape = next(shapes)
+        if shape[1:] != (widths[-1],):
             return None
-        widths.append(outs)
+        if kind is Parameter and next(shapes) != shape[:1]:
+            return None
+        widths.append(shape[0])
     if not between or 0 in (*size, *widths) or len(biases) > orders.MOST:
         return None
     order = orders.best(tuple(widths), (*[True] * len(between), False), size[0])

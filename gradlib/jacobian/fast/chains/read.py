@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.functions import CONSTANTS, TURNING
 from gradlib.jacobian.fast.chains.rebound import UnknownError
+from gradlib.jacobian.fast.chains.shapes import is_matrix
 from gradlib.private.modes import enable_grad, grad_is_enabled
 from gradlib.private.modules import (
     is_looked_into_plainly,
@@ -92,8 +93,7 @@ _transposed: Callable[[Tensor], Tensor] = cast(Any, Tensor).mT.__get__
 
 def turned(weight: Tensor, _: None = None) -> Tensor:
     """Return a transposed matrix, through which gradients flow."""
-    is_matrix = not weight.is_nested and weight.dim() == 2
-    if not is_matrix or not vars(weight).keys().isdisjoint(TURNING):
+    if not is_matrix(weight) or not vars(weight).keys().isdisjoint(TURNING):
         raise UnknownError("it is no matrix, or has a name of its own for that")
     if not weight.requires_grad or grad_is_enabled():
         return _transposed(weight)

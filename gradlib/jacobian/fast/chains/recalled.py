@@ -28,6 +28,9 @@ MOST = 4
 TRIES = 8
 """How many forms are noted before one must be met again, or noting stops."""
 
+UNREADABLE = (*ERRORS, RuntimeError)
+"""The errors of reading what is gone by now, or the shape of a nested tensor."""
+
 
 @dataclass(slots=True, eq=False)
 class _Known:
@@ -87,7 +90,7 @@ def _read(form: ChainForm, fn: Any, x: Tensor) -> Sequence[Any] | None:
     """Return what is read of a function, if it has a form that was met before."""
     try:
         return values_of(form, fn, x)
-    except ERRORS:  # something that was read is gone
+    except UNREADABLE:
         return None
 
 
@@ -116,7 +119,7 @@ def _noted(known: _Known, fn: Any, x: Tensor) -> Chain | None:
     with noting(seen):
         pair = found_on(fn, x)
     known.tries -= 1
-    with suppress(*ERRORS):  # a layer lacks an option
+    with suppress(*UNREADABLE):
         if pair is None:
             known.refusals = _with(refusal_of(seen, x), known.refusals)
         else:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradlib.jacobian.fast.chains.layers import (
     UNSQUEEZED,
@@ -59,9 +59,16 @@ def _known(layers: Sequence[Any], shape: Shape) -> Shape:
 def _linear(layer: Any, shape: Shape) -> Shape | None:
     is_own = type(layer) is Linear
     weight: Any = layer.weight if is_own else own_parameters(layer)["weight"]
+    if not is_matrix(weight):
+        return None
     outs, ins = weight.shape
     # Else code that loops until a shape is reached would not end.
     return (*shape[:-1], outs) if ins == shape[-1] else None
+
+
+def is_matrix(weight: Tensor) -> bool:
+    """Tell whether a weight has rows and columns; of a nested one no shape is known."""
+    return not weight.is_nested and weight.dim() == 2
 
 
 def _flat(layer: Any, shape: Shape) -> Shape | None:
