@@ -68,7 +68,9 @@ class ArgumentsAndOutputs:
                 self._gathering.hook(now, frame, value)  # for the total
             elif frame.gathers:
                 frame.unasked = [*frame.unasked, value]
-            elif listens:
+            elif listens and (value.node is not None or value.base is None):
+                # Else it is a view made without gradients: it has no graph, though
+                # torch says that it requires grad.
                 self._gathering.hook(now, frame, value)
                 frame.flow.totals[place] = value.grads
                 call.flows = [frame.flow]

@@ -485,6 +485,34 @@ def test_one_tensor_in_several_places_of_a_checkpoint(
         assert all(abs(a.norm - b.norm) < 1e-5 for a, b in given)
 
 
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("has_graph", [False, True])
+def test_a_view_that_a_reentrant_checkpoint_makes_without_gradients(
+    has_graph: bool, is_given: bool
+) -> None:
+    """Torch says that it requires grad, as what it is a view of does."""
+
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x if is_given else x[None])
+
+    torch.manual_seed(0)
+    model, x = Views(), torch.randn(3, 4, requires_grad=True)
+    given = (2 * x if has_graph else x)[:, :]
+    given.retain_grad()
+    with gradlib.record(model) as recording:
+        loss_of(checkpoint(model, given, use_reentrant=True)).backward()
+    call = recording["fc"]
+    expected = grad_of(given) if is_given else grad_of(given)[None]
+    assert_close(call.grad_input, (expected,))
+    assert_close(call.grad_input_total, (expected,))
+    assert recording.verify().agreed == 2
+
+
 class Opens(nn.Module):
     """Is given a list or a dict of tensors."""
 
