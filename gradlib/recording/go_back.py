@@ -20,12 +20,16 @@ from gradlib.tree import tensors_in
 from gradlib.values import keep
 
 
-def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
+def go_back(
+    roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor], *, with_graph: bool
+) -> None:
     """Run a backward pass that leaves no ``.grad`` behind.
 
     Args:
         roots: The outputs at which it begins, each with its gradient.
         leaves: The tensors to which it goes; their hooks take the gradients.
+        with_graph: Whether to run it with ``create_graph=True``, for which torch has
+            other kernels, as those of an LSTM: they round differently.
     """
     if not roots or not leaves:
         return
@@ -35,7 +39,7 @@ def go_back(roots: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> None:
             # The user may yet go back through what was computed outside of the model.
             backward_in_modes(outputs, grads)
     else:
-        grad_in_modes(outputs, leaves, grads)
+        grad_in_modes(outputs, leaves, grads, create_graph=with_graph)
 
 
 @contextmanager
@@ -99,7 +103,7 @@ def take_share(shares: dict[int, Tensor], leaf: Tensor, given: Tensor) -> None:
 def _add_share(shares: dict[int, Tensor], leaf: int, grad: Tensor | None) -> None:
     if grad is not None:
         known = shares.get(leaf)
-        shares[leaf] = keep(grad) if known is None else known + grad
+        shares[leaf] = keep(grad) if known is None else known + keep(grad)
 
 
 @contextmanager

@@ -88,7 +88,6 @@ def replay(
         returned = output.map(_as_it_is)  # a backward may write over it
         grads = {key: change(it) for key, it in trace.arrived(number).items()}
         turn()
-        autocast = trace.block.autocast.get(number, {})
         left = scene.left()
         scene.require_copies(
             it for it in (*output.leaves, *left.values()) if is_tensor(it)
@@ -97,7 +96,7 @@ def replay(
         shares = None
         if all(isinstance(key, tuple) for key in unfit):
             fit = {key: it for key, it in grads.items() if key not in unfit}
-            shares = scene.pull(output, left, fit, autocast)
+            shares = scene.pull(output, left, fit, number)
         known = {key for flow in trace.flows for key in flow.alone}
         return Replayed(
             returned,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from gradlib.edges import edge_of, edges_behind, leaves_at
@@ -103,7 +102,7 @@ class Scene:
         output: Tree,
         left: Mapping[Left, Tensor],
         grads: Mapping[Key | Left, Tensor],
-        autocast: Mapping[str, torch.dtype],
+        number: int,
     ) -> dict[Key, Tensor | None]:
         """Return the gradients of the inputs and own parameters.
 
@@ -111,8 +110,11 @@ class Scene:
             output: What the call returned.
             left: What it left in attributes and buffers, as `left` gives it.
             grads: The gradients of the output's tensors, by place, and of these.
-            autocast: The dtypes of autocast in the pass, by device type.
+            number: Our number of the pass.
         """
+        block = self._trace.block
+        autocast = block.autocast.get(number, {})
+        with_graph = number in block.with_graph
         self.leaves.forget_shares()
         returned = Tree.of(self._returned).leaves
         # A tensor returned twice has one gradient. It is copied, as hooks and backwards
@@ -132,7 +134,8 @@ class Scene:
             autocast_set_to(autocast),
             explained(self._trace, "Computing the gradients of {} again"),
         ):
-            go_back(list(roots.values()), list(self.leaves.every.values()))
+            leaves = list(self.leaves.every.values())
+            go_back(list(roots.values()), leaves, with_graph=with_graph)
         return self.leaves.shares()
 
     def left(self) -> dict[Left, Tensor]:

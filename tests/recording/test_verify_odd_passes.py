@@ -183,3 +183,34 @@ def test_a_pass_through_the_graph_of_a_batched_one() -> None:
     assert "the graph of a pass with is_grads_batched" in skipped.reason
     assert "Without is_grads_batched, the first of its rows can be" in skipped.reason
     assert (found.calls, skipped.index) == (2, 1)
+
+
+class OtherKernel(torch.autograd.Function):
+    """Computes its gradient in another way if that is to be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.factor = 2
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        return grads[0] * (ctx.factor + torch.is_grad_enabled())
+
+
+class UsesKernel(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return OtherKernel.apply(x)
+
+
+@pytest.mark.parametrize("with_graph", [False, True])
+def test_a_pass_with_a_graph_is_replayed_with_one(with_graph: bool) -> None:
+    """Torch's own LSTM has other kernels then."""
+    model, x = UsesKernel(), torch.ones(3, requires_grad=True)
+    with gradlib.record(model) as recording:
+        torch.autograd.grad(model(x).sum(), x, create_graph=with_graph)
+    expected = [3.0 if with_graph else 2.0] * 3
+    again = recording[""].replay().grad_input[0]
+    assert again.tolist() == recording[""].grad_input[0].tolist() == expected
+    assert not again.requires_grad
+    assert recording.verify().agreed == 1
