@@ -221,6 +221,7 @@ NOT_FOUND: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "a property": lambda net, x: net.head(x),
     "twice": lambda net, x: net.third(x) if net.third(x).relu_ else x,
     "detached": lambda net, x: net.second(net.first(x).detach() + 0 * net.first(x)),
+    "the samples' axis squeezed": lambda net, x: net.single(x).squeeze(0),
     "several axes squeezed": lambda net, x: net.third(x).squeeze(),
     "a cast": lambda net, x: net.third(x.float().double()),
     "a cast with a layout": lambda net, x: net.third(x.double(**PRESERVED)),

@@ -210,8 +210,10 @@ def _kinds(tensors: Iterable[Any]) -> list[Kind]:
 
 
 def _strides(x: Tensor, tensors: Sequence[Any]) -> list[tuple[int, ...]]:
-    every = (it for it in (x, *tensors) if it is not None)
-    return [it.stride() for it in every if it.layout is strided]  # others have none
+    # A tensor of another layout has none.
+    return [
+        it.stride() for it in (x, *tensors) if it is not None and it.layout is strided
+    ]
 
 
 def _alone(weight: Tensor) -> tuple[Tensor]:

@@ -97,7 +97,9 @@ def _stage(stage: Stage, number_of: NumberOf) -> Make | None:
 
 def _module(module: Any, number_of: NumberOf) -> Make | None:
     if type(module) is Linear:
-        makes = (_module(it, number_of) for it in module)
+        makes = [_module(it, number_of) for it in module]
+        if not any(makes):
+            return None
         weight, bias = map(_or_kept, makes, module)
         return lambda values: Linear(weight(values), bias(values))
     number = number_of(module)

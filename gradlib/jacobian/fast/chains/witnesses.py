@@ -84,6 +84,8 @@ class Witnesses:
             return
         self.readings.append(Reading(read, of, name, *known))
         self._values.append(value)
+        if type(value) in CONSTANTS:  # equal ones may be one object
+            return
         first = self._numbers.setdefault(id(value), number)
         if first == number:
             self._add_parts(value)

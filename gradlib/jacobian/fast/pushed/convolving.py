@@ -10,12 +10,13 @@ from gradlib.jacobian.fast.convolution import Convolution
 from gradlib.jacobian.fast.operation import Operation
 from gradlib.jacobian.fast.pushed.forth import Forth, as_samples, of_one, once
 from gradlib.jacobian.fast.stacked.convolving import read
+from gradlib.jacobian.fast.stacked.mixing import is_of_input_alone
 from gradlib.jacobian.fast.way_back import way_back
 
 
 def convolution(op: Operation) -> Forth | None:
     """A convolution, or a transposed one."""
-    if set(op.shapes) != {0}:
+    if not is_of_input_alone(op):
         return None
     push = _through(read(op, op.shapes[0][1:]), op.shape[1:])
     return of_one(once(as_samples(push)))

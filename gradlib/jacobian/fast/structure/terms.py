@@ -125,7 +125,6 @@ def added(
             return None
         columns.append(several)
     of_y = set(resolved(rows))
-    used: set[Axis] = set()
     for place, given in enumerate(columns):
         several = [resolved(axes) for axes in given]
         if len({tuple(it.size for it in axes) for axes in several}) > 1:
@@ -137,13 +136,12 @@ def added(
             continue
         axes: list[Axis] = []
         for one, *others in zip(*several, strict=True):
-            same = all(it is one for it in others) and one not in used
+            same = all(it is one for it in others)
             if not same or (batch is not None and one in of_y):
                 (new,) = fresh([one.size])
                 axes += new
             else:
                 axes.append(one)
-                used.add(one)
         dims.append(tuple(axes))
     return Sum(tuple(terms), tuple(dims))
 
