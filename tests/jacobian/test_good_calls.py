@@ -193,6 +193,14 @@ def test_symmetric_matrices(name: str, mode: str) -> None:
         gradlib.per_sample_jacobian(lambda a: fn(a) * fn(a).detach(), a)
 
 
+def test_numbers_beside_symmetric_matrices() -> None:
+    gradlib.per_sample_jacobian(
+        lambda a, scale: torch.linalg.cholesky(a) * scale[:, None, None],
+        *(matrices(symmetric=True), torch.ones(4, dtype=torch.float64)),
+        argnums=(0, 1),
+    )
+
+
 def test_a_matrix_taken_for_symmetric_that_is_not() -> None:
     a = matrices(symmetric=False)
     with pytest.raises(DetachedPathError, match=r"cholesky .*\(A \+ A.mT\) / 2"):
