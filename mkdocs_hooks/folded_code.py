@@ -1,12 +1,15 @@
 """Mark the long lines of code, which fold where their block ends, as on a telephone.
 
-They fold at spaces, and where a call's arguments begin. What a block prints is not
-folded here: see `printed_lines`, which comes before.
+They fold at spaces, where a call's arguments begin, and inside words that are longer
+than a telephone's line. What a block prints is not folded here: see `printed_lines`,
+which comes before.
 """
 
-import html
 import re
 
+from mkdocs_hooks.long_words import SHORTEST, breakable, length
+
+HANGING = 2  # spaces before what is below the start of a line
 BLOCK = re.compile(
     r'(<div class="(?:language-python [^"]*)?highlight"><pre><span></span><code>)'
     "(.*?)(</code></pre>)",
@@ -16,11 +19,8 @@ LINE = re.compile(
     r'(?P<before>(?:</span>)?(?:<span class="hll">)?)'  # a mark ends in the next line
     r'(?P<opening>(?:<span class="\w+">)?)(?P<indent> *)(?P<rest>.*)'
 )
-TAG = re.compile(r"<[^>]*>")
 PRINTED = re.compile(r'class="(c1 printed|mark)\b')
 CALL = re.compile(r'(?<=\()</span>(?=<span class="(?!p"))')
-SHORTEST = 34
-"""Lines of so many characters, and shorter ones, fit every telephone."""
 
 
 def on_page_content(content: str, **_: object) -> str:
@@ -36,14 +36,16 @@ def folded(block: re.Match[str]) -> str:
 
 def marked(line: str) -> str:
     """Return a line, if it may be too long with all but its indent marked."""
-    if len(html.unescape(TAG.sub("", line))) <= SHORTEST or PRINTED.search(line):
+    if length(line) <= SHORTEST or PRINTED.search(line):
         return line
     return LINE.sub(whole, line, count=1)
 
 
 def whole(line: re.Match[str]) -> str:
     """Return a line with what is to be folded marked, and where it begins."""
-    code = line["opening"] + CALL.sub("</span><wbr>", line["rest"])
-    where = f"--column: {len(line['indent'])}"
+    column = len(line["indent"])
+    words = CALL.sub("</span><wbr>", line["rest"])
+    code = line["opening"] + breakable(words, SHORTEST - column - HANGING)
+    where = f"--column: {column}"
     mark = f'<span class="folds" style="{where}">{code}</span>'
     return f"{line['before']}{line['indent']}{mark}"

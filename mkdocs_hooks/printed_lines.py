@@ -9,6 +9,8 @@ import html
 import re
 from typing import NamedTuple
 
+from mkdocs_hooks.long_words import SHORTEST, breakable
+
 LINE = re.compile(r'( *)<span class="c1">#&gt;( *)(.*)</span>')
 LINES = re.compile(r'(?:^ *<span class="c1">#&gt;.*</span>$\n?)+', re.MULTILINE)
 OUTPUT = re.compile(
@@ -18,6 +20,7 @@ OUTPUT = re.compile(
 WIDTH = 76  # to which a message is filled
 CODE = 4  # spaces before code in a message; sentences stand further left
 HANGING = 2  # spaces before the lines of a sentence below its first, in an output
+SHAPE = re.compile(r"\[\d+(?:, \d+){1,4}\]")  # stays on one line
 ALIKE = 9  # two lines that begin with so many characters in common are those of a list
 
 
@@ -141,12 +144,18 @@ def as_html(lines: list[Line], around: list[Line]) -> str:
     if (len(lines) == 1 and kept) or not first.has_sentences():
         whole = f"{first.sign}{first.space}{first.text}"
         return f"{first.column}{opening}{whole}{closing}"
+    mark = (len("#>") if first.sign else HANGING) + len(first.space)
+    room = SHORTEST - len(first.column) - mark
     marks = ["mark"] + ["mark again"] * (len(lines) - 1)
     body = "\n".join(
-        f"{line.column}{opening}"
-        f'<span class="{mark}">{line.sign}{line.space}</span>{line.text}{closing}'
-        for mark, line in zip(marks, lines, strict=True)
+        f'{line.column}{opening}<span class="{each}">{line.sign}{line.space}</span>'
+        f"{with_breaks(line.text, room)}{closing}"
+        for each, line in zip(marks, lines, strict=True)
     )
-    mark = len("#>") if first.sign else HANGING
-    where = f"--column: {len(first.column)}; --mark: {mark + len(first.space)}"
+    where = f"--column: {len(first.column)}; --mark: {mark}"
     return f'<span class="sentences" style="{where}">{body}</span>'
+
+
+def with_breaks(text: str, room: int) -> str:
+    """Return text that breaks inside of words with no room, but in no shape."""
+    return SHAPE.sub(r'<span class="whole">\g<0></span>', breakable(text, room))

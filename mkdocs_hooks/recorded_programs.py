@@ -24,8 +24,9 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from mkdocs_hooks import cache
+from mkdocs_hooks import cache, folded_code
 from mkdocs_hooks.hook_recordings import Builds, recorded_in, span
+from mkdocs_hooks.long_words import breakable
 from mkdocs_hooks.markers import replaced
 
 FOLDER = cache.ROOT / "docs" / "data" / "programs"
@@ -95,7 +96,8 @@ def ran(recorded: Builds, name: str, torch: str | None = None) -> str:
 
 def outcome(recording: dict[str, Any]) -> str:
     """Return what a program printed, then what it warned of and raised."""
-    printed = f'<span class="printed ran-printed">{escape(recording["stdout"])}</span>'
+    lines = map(folded_code.marked, escape(recording["stdout"]).split("\n"))
+    printed = '<span class="printed">' + "\n".join(lines) + "</span>"
     shown = f'<div class="highlight"><pre><code>{printed}</code></pre></div>'
     messages = [*recording["warnings"], *filter(None, [recording["error"]])]
     parts = [shown] * bool(recording["stdout"]) + [said(it) for it in messages]
@@ -104,4 +106,4 @@ def outcome(recording: dict[str, Any]) -> str:
 
 def said(message: str) -> str:
     """Return a warning or an error as a block of code that may wrap."""
-    return f'<div class="said"><code>{escape(message)}</code></div>'
+    return f'<div class="said"><code>{breakable(escape(message))}</code></div>'

@@ -105,6 +105,15 @@ def test_a_name_is_not_broken() -> None:
     assert "again" in shown(FIRST, name)
 
 
+def test_a_printed_shape_is_not_broken_and_a_long_name_only_at_its_dots() -> None:
+    shape = '<span class="whole">[4, 30]</span>'
+    assert f"Use torch.Size({shape})" in shown("Use torch.Size([4, 30])")
+    assert "whole" not in shown(f"{FIRST} {[*range(9)]}")
+    name = "torch.autograd.set_detect_anomaly(True)"
+    broken = name.replace(".", "<wbr>.")
+    assert f"Use {broken}, or a.b." in shown(f"Use {name}, or a.b.")
+
+
 def test_sentences_in_the_output_of_an_example_are_paragraphs_too() -> None:
     text = f"{FIRST}\n  (1 here).\n  a  table"
     page = (
@@ -157,6 +166,15 @@ def test_a_line_may_fold_where_arguments_begin() -> None:
     assert page == program(folded(f"{name}{parenthesis}<wbr>{name}", 0))
     short = program(f'{parenthesis}<span class="n">f</span>')
     assert folded_code.on_page_content(short) == short
+
+
+def test_a_word_longer_than_a_line_may_fold_before_its_dots_and_brackets() -> None:
+    call = '<span class="n">f</span><span class="o">.</span><span class="n">g</span>'
+    key = f'<span class="p">[</span><span class="s2">{"k" * 34}</span>'
+    half = '<a href="a.b"><span class="mf">0.5</span></a>'
+    page = folded_code.on_page_content(program(f"{call}{key}{half} {call}"))
+    broken = call.replace("f</span>", "f<wbr></span>").replace("g<", "g<wbr><")
+    assert page == program(folded(f"{broken}{key}{half} {call}", 0))
 
 
 def test_what_a_block_prints_is_not_folded_as_code() -> None:
