@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -170,13 +171,19 @@ def _lines(row: tuple[str, ...], widths: list[int]) -> list[str]:
 
 
 def _wrapped(line: str) -> str:
-    return fill(
-        _as_prose(line),
+    filled = fill(
+        _BEFORE_UNIT.sub(_KEPT, _as_prose(line)),
         WIDTH,
         subsequent_indent="  ",
         break_long_words=False,  # an address, or the name of a module
         break_on_hyphens=False,
     )
+    return filled.replace(_KEPT, " ")
+
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:bytes|[KMGT]iB)\b)")
+_KEPT = "\0"
+"""Stands for a space where a line must not end; `in_one_line` leaves none in a text."""
 
 
 class Printable:

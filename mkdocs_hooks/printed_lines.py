@@ -21,6 +21,7 @@ WIDTH = 76  # to which a message is filled
 CODE = 4  # spaces before code in a message; sentences stand further left
 HANGING = 2  # spaces before the lines of a sentence below its first, in an output
 SHAPE = re.compile(r"\[\d+(?:, \d+){1,4}\]")  # stays on one line
+FIRST_WORD = re.compile(r"^ *(\S+(?: (?:bytes|[KMGT]iB)\b)?)")  # and a number's unit
 ALIKE = 9  # two lines that begin with so many characters in common are those of a list
 
 
@@ -74,7 +75,7 @@ class Line(NamedTuple):
 
     def goes_on_in(self, other: "Line") -> bool:
         """Return whether the line ends only where the next word had no room in it."""
-        next_word = other.shown.lstrip().partition(" ")[0]
+        (next_word,) = FIRST_WORD.findall(other.shown) or [""]
         return (
             self.has_sentences()
             and (other.has_sentences() or other.ends_a_sentence())

@@ -98,7 +98,7 @@ def outcome(recording: dict[str, Any]) -> str:
     """Return what a program printed, then what it warned of and raised."""
     lines = map(folded_code.marked, escape(recording["stdout"]).split("\n"))
     printed = '<span class="printed">' + "\n".join(lines) + "</span>"
-    shown = f'<div class="highlight"><pre><code>{printed}</code></pre></div>'
+    shown = f'<div class="highlight no-copy"><pre><code>{printed}</code></pre></div>'
     messages = [*recording["warnings"], *filter(None, [recording["error"]])]
     parts = [shown] * bool(recording["stdout"]) + [said(it) for it in messages]
     return "".join(parts) or "<p>It prints nothing.</p>"

@@ -39,6 +39,15 @@ def test_an_address_below_a_table_stays_in_one_piece() -> None:
     assert address in text
 
 
+def test_a_number_stays_beside_its_unit() -> None:
+    for before in range(1, WIDTH):
+        line = f"{'a' * before} 388.4 KiB, of 12 bytes"
+        text = Table(line, (), []).text()
+        assert " ".join(text.split()) == line
+        assert "388.4 KiB" in text
+        assert "12 bytes" in text
+
+
 def test_a_table_without_rows() -> None:
     assert Table("title", (), [], ("below",)).text() == "title\nbelow"
 

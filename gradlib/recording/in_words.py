@@ -88,6 +88,8 @@ def norm_text(structure: object) -> str:
 
 
 def _short(number: Any) -> str:
+    if isinstance(number, bool):
+        return str(number)
     try:
         return f"{number:.3g}"
     except OverflowError:  # an integer beyond all floats

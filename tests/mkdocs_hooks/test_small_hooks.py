@@ -63,6 +63,12 @@ def test_what_is_no_sentence_does_not_join_one(following: str) -> None:
     assert "again" in shown(FIRST, "and others")
 
 
+def test_a_number_goes_on_in_the_next_line_together_with_its_unit() -> None:
+    before = "A pass asks for 16 of them. Held at once, on top of the forward pass:"
+    assert "again" in shown(before, "  53.62 KiB, of 1 GiB.")
+    assert "again" not in shown(before, "  53.62, and no unit.")
+
+
 def test_a_list_is_no_paragraph() -> None:
     assert "again" not in shown(f"doubled {FIRST}", f"doubled {FIRST}")
     assert "again" in shown(f"doubled {FIRST}", "done")
