@@ -25,6 +25,8 @@ def replaced(
         PluginError: A marker names what does not exist.
     """
     marker = rf'<div class="({"|".join(made)})"((?: data-\w+="[^"]*")*)></div>'
+    alone = f"<p>{marker}</p>"  # as Markdown makes it inside of a box
+    content = re.sub(alone, lambda it: it[0][len("<p>") : -len("</p>")], content)
 
     def shown(found: re.Match[str]) -> str:
         try:

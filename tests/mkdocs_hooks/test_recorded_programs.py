@@ -43,6 +43,11 @@ def test_a_program_is_shown_as_it_was_run() -> None:
     assert code.get_text() == recorded(NEWEST)["source"]
 
 
+def test_a_program_in_a_box_is_in_no_paragraph() -> None:
+    marker = f'<div class="program" data-name="{NAME}"></div>'
+    assert built(f"<p>{marker}</p>") == built(marker)
+
+
 @pytest.mark.parametrize("build", ["1.2.0", "1.7.1", "newest"])
 def test_what_it_gives_in_one_build(build: str) -> None:
     page = built(f'<div class="ran" data-name="{NAME}" data-torch="{build}"></div>')
