@@ -35,11 +35,20 @@ WIDTHS = re.compile(r"\d+(x\d+)?(-\d+(x\d+)?)+")
 
 
 def load(name: str, page: Page) -> dict[str, Any]:
-    """Return a file of results."""
+    """Return a file of results.
+
+    The random networks' names end in the batch, for which tables have a column: theirs
+    are left without. Their numbers still tell them apart.
+    """
     path = RESULTS / f"{name}.json"
     if not path.exists():
         raise PluginError(f"{page.file.src_uri}: there is no {name}.json of results")
-    return json.loads(path.read_text(encoding="utf-8"))
+    results = json.loads(path.read_text(encoding="utf-8"))
+    plans = results.get("plans", [])
+    ends = {plan["net"]: f", {plan['batch']}" for plan in plans}
+    for row in [*results.get("rows", []), *plans]:
+        row["net"] = row["net"].removesuffix(ends.get(row["net"], ""))
+    return results
 
 
 def marker(made: Iterable[str]) -> re.Pattern[str]:

@@ -42,6 +42,17 @@ def test_where_and_when_is_said() -> None:
     assert found["torch"] in text
 
 
+def test_the_batch_is_not_said_twice() -> None:
+    name = "jacobian-random-cpu"
+    path = ROOT / f"benchmarks/results/{name}.json"
+    measured, found = json.loads(path.read_text()), tables.load(name, PAGE)
+    names = {plan["net"] for plan in found["plans"]}
+    assert len(names) == len(measured["plans"])
+    for before, plan in zip(measured["plans"], found["plans"], strict=True):
+        assert before["net"] == f"{plan['net']}, {plan['batch']}"
+    assert {row["net"] for row in found["rows"]} == names
+
+
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(PluginError, match=r"how-fast.md.*no-such.json"):
         tables.load("no-such", PAGE)
