@@ -1,12 +1,13 @@
 """Mark the lines a block prints (`#> ...`), so that they look unlike its comments.
 
 Sentences among them, and among what a cell of an example prints, are marked as
-paragraphs too: a telephone breaks these where its screen ends. Tables, tensors and code
-keep their lines there.
+paragraphs too: a telephone breaks these where its screen ends, and the lines of code in
+a message. Tables and tensors keep their lines there.
 """
 
 import html
 import re
+from itertools import groupby
 from typing import NamedTuple
 
 from mkdocs_hooks.long_words import SHORTEST, breakable
@@ -19,9 +20,10 @@ OUTPUT = re.compile(
 )
 WIDTH = 76  # to which a message is filled
 CODE = 4  # spaces before code in a message; sentences stand further left
-HANGING = 2  # spaces before the lines of a sentence below its first, in an output
+HANGING = 2  # spaces before what is below the start of code, or of an output's sentence
 SHAPE = re.compile(r"\[\d+(?:, \d+){1,4}\]")  # stays on one line
 FIRST_WORD = re.compile(r"^ *(\S+(?: (?:bytes|[KMGT]iB)\b)?)")  # and a number's unit
+COMMENT = '<span class="c1 printed">', "</span>"
 ALIKE = 9  # two lines that begin with so many characters in common are those of a list
 
 
@@ -64,6 +66,10 @@ class Line(NamedTuple):
             and not self.has_columns()
             and 0 < len(self.shown.replace(" ", "")) <= 3 * letters
         )
+
+    def is_indented(self) -> bool:
+        """Return whether the line stands as far right as code does, or further."""
+        return bool(self.text) and self.shown[:CODE].isspace()
 
     def ends_a_sentence(self) -> bool:
         """Return whether the line may be the end of one, as `"fc1", "fc2".` is."""
@@ -110,7 +116,28 @@ def joined(lines: list[Line]) -> str:
     paragraphs = in_paragraphs(lines)
     above, below = [[], *paragraphs[:-1]], [*paragraphs[1:], []]
     around = [before + after for before, after in zip(above, below, strict=True)]
-    return "\n".join(map(as_html, paragraphs, around))
+    code = code_in(lines)
+    return "\n".join(
+        breaking(paragraph, HANGING)
+        if paragraph[0] in code
+        else as_html(paragraph, beside)
+        for paragraph, beside in zip(paragraphs, around, strict=True)
+    )
+
+
+def code_in(lines: list[Line]) -> list[Line]:
+    """Return the lines of code in a message: they stand alone, or below a sentence."""
+    empty = Line("", "", "")
+    runs = [[*run] for _, run in groupby(lines, Line.is_indented)]
+    beside = zip([[empty], *runs], runs, [*runs[1:], [empty]], strict=False)
+    return [
+        line
+        for above, run, below in beside
+        if run[0].is_indented() and not run[0].shown[: CODE + 1].isspace()
+        if not above[-1].text or above[-1].ends_a_sentence()
+        if not below[0].text
+        for line in run
+    ]
 
 
 def in_paragraphs(lines: list[Line]) -> list[list[Line]]:
@@ -139,13 +166,19 @@ def as_html(lines: list[Line], around: list[Line]) -> str:
     is not broken.
     """
     first = lines[0]
-    comment = '<span class="c1 printed">', "</span>"
-    opening, closing = comment if first.sign else ("", "")
+    opening, closing = COMMENT if first.sign else ("", "")
     kept = any(map(first.is_row_beside, around)) or " " not in first.shown
     if (len(lines) == 1 and kept) or not first.has_sentences():
         whole = f"{first.sign}{first.space}{first.text}"
         return f"{first.column}{opening}{whole}{closing}"
-    mark = (len("#>") if first.sign else HANGING) + len(first.space)
+    return breaking(lines, 0 if first.sign else HANGING)
+
+
+def breaking(lines: list[Line], hanging: int) -> str:
+    """Return lines that a telephone breaks, with spaces before all but the first."""
+    first = lines[0]
+    opening, closing = COMMENT if first.sign else ("", "")
+    mark = len("#>") * bool(first.sign) + len(first.space) + hanging
     room = SHORTEST - len(first.column) - mark
     marks = ["mark"] + ["mark again"] * (len(lines) - 1)
     body = "\n".join(

@@ -69,6 +69,17 @@ def test_a_number_goes_on_in_the_next_line_together_with_its_unit() -> None:
     assert "again" not in shown(before, "  53.62, and no unit.")
 
 
+def test_the_code_in_a_message_breaks_and_a_table_or_a_tensor_does_not() -> None:
+    code = ["    v = torch.ones_like(y)", "        y.backward(v)"]
+    for before, after in ("Pass v.", []), ("", ["", "More is below."]):
+        page = shown(before, *code, *after)
+        assert page.count('style="--column: 4; --mark: 9"') == 1
+        assert page.count('style="--column: 4; --mark: 13"') == 1
+    assert "--mark: 9" not in shown("Pass v:", *code)
+    assert "--mark: 9" not in shown("Shapes.", "    shape  what", "v   [2]    weights")
+    assert "--mark" not in shown("", "        [0., 1.]])")
+
+
 def test_a_list_is_no_paragraph() -> None:
     assert "again" not in shown(f"doubled {FIRST}", f"doubled {FIRST}")
     assert "again" in shown(f"doubled {FIRST}", "done")
