@@ -54,7 +54,7 @@ def test_what_it_gives_in_one_build(build: str) -> None:
     version = NEWEST if build == "newest" else build
     ran = recorded(version)
     assert [it.get_text() for it in page.find_all("p")] == [f"torch {version}:"]
-    assert [it.get_text() for it in page.select("pre code")] == [ran["stdout"]]
+    assert [it.get_text() for it in page.select(".no-copy code")] == [ran["stdout"]]
     messages = [*ran["warnings"], *filter(None, [ran["error"]])]
     assert [it.get_text() for it in page.select(".said")] == messages
 
@@ -67,6 +67,14 @@ def test_what_it_gives_in_every_build() -> None:
         f"torch {span(accepted)}:",
         f"torch {span(BUILDS[len(accepted) :])}:",
     ]
+
+
+def test_what_it_prints_folds_where_it_is_too_long() -> None:
+    marker = '<div class="ran" data-name="hook_source" data-torch="1.7.1"></div>'
+    folds = built(marker).select(".printed > .folds")
+    texts = [it.get_text() for it in folds]
+    assert "_global_backward_hooks.values()," in "".join(texts)
+    assert all(text == text.strip() for text in texts)
 
 
 def test_a_program_that_gives_nothing() -> None:
