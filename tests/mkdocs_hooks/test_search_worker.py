@@ -12,6 +12,7 @@ from mkdocs_hooks import (
     searched_common_words,
     searched_messages,
     searched_numbers,
+    searched_word_forms,
 )
 
 LINES = {"one": "1", "two": "2"}
@@ -55,6 +56,7 @@ CHANGES: list[tuple[ModuleType, list[str], str]] = [
         list(searched_common_words.LINES),
         searched_common_words.ADDED,
     ),
+    (searched_word_forms, list(searched_word_forms.LINES), searched_word_forms.ADDED),
 ]
 
 
