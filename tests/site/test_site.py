@@ -408,7 +408,7 @@ QUESTIONS = [
     ("own-backward", "straight-through estimator"),
     ("which-layer-makes", "exploding gradients"),
     ("where-did-the-nan-come-from", "anomaly mode"),
-    ("why-is-grad-none", "detach vs no_grad"),
+    ("detach-clone-or-data", "detach vs no_grad"),
     (
         "where-did-the-nan-come-from",
         "Function 'SqrtBackward0' returned nan values in its 0th output.",
@@ -476,6 +476,83 @@ QUESTIONS = [
     ("in-a-trainer", "accumulate_grad_batches"),
     ("#install", "license"),
     ("#install", "Jupyter"),
+    ("what-is-the-gradient-argument", "Pytorch, what are the gradient arguments"),
+    (
+        "what-is-the-gradient-argument",
+        "Why do we need to pass the gradient parameter to the backward function in "
+        "pytorch?",
+    ),
+    ("what-is-the-gradient-argument", "y.backward(torch.ones_like(y)) meaning"),
+    ("can-a-hook-change", "how to do gradient clipping in pytorch"),
+    ("can-a-hook-change", "guided backprop"),
+    (
+        "can-a-hook-see",
+        "confusion of when the parameters of module have grad, before execute the "
+        "function register_full_backward_hook or after it",
+    ),
+    ("why-does-my-hook-not-fire", "module.register_full_backward_hook doesn't work"),
+    (
+        "why-does-my-hook-not-fire",
+        "register_full_backward_hook crash if first argument don't require grad",
+    ),
+    (
+        "why-does-my-hook-not-fire",
+        "Forward/backward hooks support in DistributedDataParallel",
+    ),
+    (
+        "gradient-of-an-activation",
+        "GradCAM: cannot register a hook on a tensor that doesn't require gradient",
+    ),
+    (
+        "gradient-of-an-activation",
+        "Why does autograd not produce gradient for intermediate variables?",
+    ),
+    ("gradient-of-the-input", "gradient of loss with respect to input image"),
+    ("gradient-of-the-input", "integrated gradients"),
+    ("gradient-of-the-input", "adversarial example"),
+    ("gradient-of-the-input", "FGSM"),
+    ("dy-dx-for-every-sample", "Batch Jacobian like tf.GradientTape"),
+    (
+        "dy-dx-for-every-sample",
+        "how to compute the divergence of a vector field / trace of the jacobian",
+    ),
+    ("jacobians-of-parameters", "get individual gradients for each sample in a batch"),
+    ("jacobians-in-a-loss", "lipschitz"),
+    ("jacobians-in-a-loss", "How to penalize norm of end-to-end Jacobian"),
+    ("jacobians-in-a-loss", "penalty on the gradients"),
+    (
+        "jacobians-in-a-loss",
+        "Incorrect R1/R2 penalty because of second order gradients",
+    ),
+    ("second-derivatives", "double backward"),
+    (
+        "second-derivatives",
+        "How to calculate high order gradient of nn.Module with Non-linear "
+        "Activations?",
+    ),
+    (
+        "why-do-gradients-add-up",
+        "What does the parameter retain_graph mean in the Variable's backward() "
+        "method?",
+    ),
+    (
+        "errors/GL111",
+        "Multiple call to backward still works when retain_graph=false, why?",
+    ),
+    ("errors/GL108", "argmax no gradient"),
+    ("why-is-grad-none", "AttributeError: 'NoneType' object has no attribute 'data'"),
+    ("why-is-grad-none", "'NoneType' object has no attribute 'zero_'"),
+    (
+        "detach-clone-or-data",
+        "Difference between detach().clone() and clone().detach()",
+    ),
+    ("detach-clone-or-data", "difference between .data and .detach()"),
+    ("do-two-models-agree", "non deterministic gradients"),
+    (
+        "do-two-models-agree",
+        "upsample_bilinear2d_backward_out_cuda does not have a deterministic "
+        "implementation, but you set 'torch.use_deterministic_algorithms(True)'",
+    ),
 ]
 """Pages, and what somebody types who needs one."""
 
