@@ -553,6 +553,38 @@ QUESTIONS = [
         "upsample_bilinear2d_backward_out_cuda does not have a deterministic "
         "implementation, but you set 'torch.use_deterministic_algorithms(True)'",
     ),
+    (
+        "why-is-grad-none",
+        "RuntimeError: Expected to have finished reduction in the prior iteration "
+        "before starting a new one. This error indicates that your module has "
+        "parameters that were not used in producing loss.",
+    ),
+    (
+        "detach-clone-or-data",
+        "RuntimeError: you can only change requires_grad flags of leaf variables.",
+    ),
+    (
+        "detach-clone-or-data",
+        "RuntimeError: Inference tensors cannot be saved for backward. To work around "
+        "you can make a clone to get a normal tensor and use it in autograd.",
+    ),
+    (
+        "when-samples-are-not-independent",
+        "vmap: It looks like you're calling .item() on a Tensor. We don't support vmap "
+        "over calling .item() on a Tensor",
+    ),
+    (
+        "when-samples-are-not-independent",
+        "During a grad (vjp, jvp, grad, etc) transform, the function provided "
+        "attempted to call in-place operation (aten::add_.Tensor) that would mutate a "
+        "captured Tensor. This is not supported",
+    ),
+    (
+        "why-does-my-hook-not-fire",
+        "RuntimeError: Module backward hook for grad_input is called before the "
+        "grad_output one.",
+    ),
+    ("jacobians-in-a-loss", "derivative for im2col_backward is not implemented"),
 ]
 """Pages, and what somebody types who needs one."""
 
