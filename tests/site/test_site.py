@@ -585,6 +585,16 @@ QUESTIONS = [
         "grad_output one.",
     ),
     ("jacobians-in-a-loss", "derivative for im2col_backward is not implemented"),
+    ("why-do-gradients-add-up", "difference between torch.autograd.grad and backward"),
+    ("why-do-gradients-add-up", "multiple losses backward"),
+    ("errors/GL109", "what does allow_unused do"),
+    ("detach-clone-or-data", "how to stop gradient for part of network"),
+    ("why-does-my-hook-not-fire", "hook registered after forward"),
+    ("why-does-my-hook-not-fire", "Multi-Grad Hooks"),
+    ("record-your-model", "how to get gradients of weights per layer"),
+    ("can-a-hook-see", "register_forward_hook output changed by inplace relu"),
+    ("weights-and-masks", "gradient for only some samples of the batch"),
+    ("dy-dx-for-every-sample", "Hutchinson trace estimator"),
 ]
 """Pages, and what somebody types who needs one."""
 
