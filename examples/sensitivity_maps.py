@@ -155,6 +155,9 @@ plt.show()
 # A map says how a score changes when pixels change a little. It does not say what
 # happens when many pixels change a lot: for that, change them and look, as above.
 #
+# Of one score, or of a loss, as for an adversarial example or integrated gradients: [How do
+# I get the gradient with respect to the input?](../questions/gradient-of-the-input.md)
+#
 # The gradient at a feature map instead of the image, as for Grad-CAM: [How do I get the
 # gradient of an intermediate
 # activation?](../questions/gradient-of-an-activation.md#grad-cam)
