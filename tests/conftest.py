@@ -44,12 +44,6 @@ if DEVICE is not None:  # what test files make as they are imported is there too
     torch.set_default_device(DEVICE)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Have a process more than there are cores, as some wait for the browser."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.fixture(autouse=True)
 def random_numbers() -> None:
     """Have the test draw the same ones, whichever ran before it in its process."""
