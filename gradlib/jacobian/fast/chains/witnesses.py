@@ -149,8 +149,6 @@ def _known(value: Any) -> tuple[Key | None, Any] | None:
         return None, value
     if kind is FunctionType:
         return _code_of, _code_of(value)
-    if kind in (Tensor, Parameter) and value.is_nested:
-        return None  # as its shape cannot be read
     if kind in (tuple, list, dict, MethodType, Tensor, Parameter) or kind in KNOWN:
         return type, kind
     return (_class_of, _class_of(value)) if issubclass(kind, nn.Module) else None
