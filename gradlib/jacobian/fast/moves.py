@@ -36,10 +36,7 @@ SLICED = ("SliceBackward0", "SplitBackward0", "SplitWithSizesBackward0")
 SUMMED = ("MeanBackward1", "SumBackward1")
 """The nodes of sums and means over dimensions."""
 
-SEVERAL = (
-    *("UnbindBackward0", "SplitBackward0", "SplitWithSizesBackward0"),
-    "MkldnnRnnLayerBackward0",
-)
+SEVERAL = ("UnbindBackward0", "SplitBackward0", "SplitWithSizesBackward0")
 """The nodes whose outputs all have a rule; of other nodes only the first output has."""
 
 

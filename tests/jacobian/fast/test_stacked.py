@@ -152,8 +152,7 @@ def test_every_rule_is_among_them() -> None:
         seen |= {
             node.name() for node in nodes_behind(graph_of(fn, double(4, 4, 4)).roots)
         }
-    of_floats = {"MkldnnRnnLayerBackward0"}  # see test_recurrent.py
-    assert set(RULES) - seen == UNSEEN | of_floats
+    assert set(RULES) - seen == UNSEEN
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -14,7 +14,7 @@ from gradlib.jacobian.fast.moves import (
 )
 from gradlib.jacobian.fast.operation import FACTORS, Operation
 from gradlib.jacobian.fast.slopes import ELEMENTWISE, SCALED, slopes
-from gradlib.jacobian.fast.stacked import convolving, mixing, moving, recurrent
+from gradlib.jacobian.fast.stacked import convolving, mixing, moving
 from gradlib.jacobian.fast.stacked.back import Back, Scale, sum_to_shape, times
 
 Rule: TypeAlias = Callable[[Operation], Back | None]
@@ -72,7 +72,6 @@ RULES: dict[str, Rule] = {
     "FusedRmsNormBackward0": mixing.rms_norm,
     "NativeGroupNormBackward0": mixing.group_norm,
     "ConvolutionBackward0": convolving.convolution,
-    "MkldnnRnnLayerBackward0": recurrent.layer,
     "ScaledDotProductFlashAttentionForCpuBackward0": mixing.attention,
     "ScaledDotProductEfficientAttentionBackward0": mixing.attention,
 }

@@ -19,7 +19,6 @@ from gradlib.jacobian.fast.known import all_is_known
 from gradlib.jacobian.fast.moves import rows_of
 from gradlib.jacobian.fast.operation import operations
 from gradlib.jacobian.fast.stacked.back import Back, Part
-from gradlib.jacobian.fast.stacked.recurrent import bytes_of_states
 from gradlib.jacobian.fast.stacked.rules import RULES
 from gradlib.jacobian.form import Form
 from gradlib.jacobian.graph import Graph
@@ -36,7 +35,7 @@ attention took two thirds to nearly all of the time of a batched pass, and of ot
 tenth less to a ninth more.
 """
 
-_SLOW = "Convolution", "ScaledDotProduct", "RnnLayer"
+_SLOW = "Convolution", "ScaledDotProduct"
 """What the names of the operations contain that vmap is slow for."""
 
 
@@ -213,14 +212,12 @@ def _sizes(graph: Graph, plan: JacobianPlan) -> tuple[int, int, int]:
     """Return how many vectors a pass takes, the bytes of each, and the bytes for all.
 
     For all, there are slopes, about as many as gradients, and the scores of attention,
-    which torch's kernels do not keep. An LSTM keeps states for each.
+    which torch's kernels do not keep.
     """
-    attentions, recurrent = _attentions_and_recurrent(graph.drawing)
-    scores = [_bytes_of_scores(graph.nodes[it]) for it in attentions]
-    states = (bytes_of_states(graph.nodes[it]) for it in recurrent)
+    scores = [_bytes_of_scores(graph.nodes[it]) for it in _attentions(graph.drawing)]
     slopes = bytes_of_graph(graph.drawing) + 2 * sum(scores)
     most = max(scores, default=0)
-    each = plan.pass_bytes + most + max(states, default=0)
+    each = plan.pass_bytes + most
     # torch's kernel is faster, one vector at a time.
     if graph.on_cpu and most > plan.pass_bytes:
         return 0, each, slopes
@@ -232,11 +229,9 @@ def _sizes(graph: Graph, plan: JacobianPlan) -> tuple[int, int, int]:
 
 
 @kept_for_each
-def _attentions_and_recurrent(drawing: Drawing) -> tuple[list[int], list[int]]:
-    """Return the numbers of the nodes of attention, and of recurrent layers."""
-    names = list(enumerate(drawing.names))
-    attentions = [i for i, name in names if "Attention" in name]
-    return attentions, [i for i, name in names if "RnnLayer" in name]
+def _attentions(drawing: Drawing) -> list[int]:
+    """Return the numbers of the nodes of attention."""
+    return [i for i, name in enumerate(drawing.names) if "Attention" in name]
 
 
 def _bytes_of_scores(node: Any) -> int:
