@@ -102,9 +102,7 @@ def _counts(
     elif known.no_second:
         columns = f"torch differentiates {known.no_second} only once"
         # Of what comes before its tensor, a split computes rows.
-        if isinstance(cut, Cut) and known.no_second_at < graph.nodes.index(
-            cut.edge.node
-        ):
+        if isinstance(cut, Cut) and known.no_second_at < cut.number:
             halves = columns
     counts = {"reverse": rows, "forward": columns, "split": halves, "loop": rows}
     return counts, None if isinstance(cut, str) else cut

@@ -1,13 +1,14 @@
 """Finds the narrowest tensor that every way through a graph passes."""
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge
 
-from gradlib.edges import Edge
+from gradlib.jacobian.between import Spot
+from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.graph import Graph
 
 
@@ -17,12 +18,14 @@ class Cut:
 
     Attributes:
         edge: The edge that its gradient flows through.
+        number: The number of that edge's node in the graph.
         shape: ``(batch, *h)``.
         dtype: The dtype of h.
         device: The device of h.
     """
 
     edge: GradientEdge
+    number: int
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
@@ -43,29 +46,33 @@ def narrowest(graph: Graph) -> Cut | None:
         The tensor; ``None`` where there is none.
     """
     best: Cut | None = None
-    for edge in _bottlenecks(graph):
-        shape, dtype, device, _ = graph.forms[edge]
+    for node, number in _bottlenecks(graph.drawing):
+        shape, dtype, device, _ = graph.drawing.forms[node, number]
         if shape[:1] != (graph.batch,) or not dtype.is_floating_point:
             continue
         if not math.prod(shape):  # no gradient goes through it
             continue
         if best is None or math.prod(shape) < math.prod(best.shape):
-            best = Cut(GradientEdge(*edge), shape, dtype, device)
+            edge = GradientEdge(graph.nodes[node], number)
+            best = Cut(edge, node, shape, dtype, device)
     return best
 
 
-def _bottlenecks(graph: Graph) -> Iterator[Edge]:
-    """Yield every edge between outputs and points that all ways pass."""
-    ends = {node for node, _ in graph.ends}
+@kept_for_each
+def _bottlenecks(drawing: Drawing) -> list[Spot]:
+    """Return every edge between outputs and points that all ways pass."""
+    ends = {end[0] for end in drawing.ends if end}
     # Going down in topological order, `ahead` holds the edges from nodes that are done
     # to nodes that are not. Where it holds just one, all ways pass that edge.
-    ahead: set[Edge] = set()
-    coming: dict[Node, set[Edge]] = {}
-    for node, edges in graph.way.items():
+    ahead: set[Spot] = set()
+    coming: dict[int, set[Spot]] = defaultdict(set)
+    found: list[Spot] = []
+    for node, led in enumerate(drawing.led):
         if node not in ends:  # edges to an end stay ahead, past all other nodes
-            ahead -= coming.pop(node, set())
-            ahead.update(edges)
-            for edge in edges:
-                coming.setdefault(edge[0], set()).add(edge)
+            ahead -= coming[node]
+            ahead.update(led)
+            for spot in led:
+                coming[spot[0]].add(spot)
         if len(ahead) == 1 and next(iter(ahead))[0] not in ends:
-            yield next(iter(ahead))
+            found += ahead
+    return found

@@ -11,7 +11,6 @@ from torch.autograd.graph import Node
 
 from gradlib.edges import Edge, edge_of
 from gradlib.jacobian.drawing import Drawing, drawn
-from gradlib.jacobian.form import Form
 from gradlib.private.nodes import is_packed
 from gradlib.tree import Tree
 
@@ -48,11 +47,6 @@ class Graph:
         """The output tensors, ``(batch, *out)`` each."""
         return [self.outputs.leaves[place] for place in self.places]
 
-    @property
-    def starts(self) -> list[Node]:
-        """The nodes that made the outputs, of those that have a graph."""
-        return [edge_of(root)[0] for root in self.roots if root.requires_grad]
-
     @cached_property
     def _drawn(self) -> tuple[Drawing, list[Node]]:
         tops = [edge_of(it) if it.requires_grad else None for it in self.roots]
@@ -72,19 +66,6 @@ class Graph:
     def nodes(self) -> list[Node]:
         """The nodes from outputs to points, in the order of `drawing`."""
         return self._drawn[1]
-
-    @cached_property
-    def way(self) -> dict[Node, list[Edge]]:
-        """The same nodes, with their edges that lead on."""
-        drawing, nodes = self._drawn
-        led = [[(nodes[node], i) for node, i in some] for some in drawing.led]
-        return dict(zip(nodes, led, strict=True))
-
-    @cached_property
-    def forms(self) -> dict[Edge, Form]:
-        """The form of the gradient at each edge, those of the outputs included."""
-        forms = self.drawing.forms.items()
-        return {(self.nodes[node], number): form for (node, number), form in forms}
 
     @cached_property
     def is_packed(self) -> bool:

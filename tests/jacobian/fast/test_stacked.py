@@ -528,5 +528,5 @@ def test_scores_of_attention_count() -> None:
     scores = 4 * 4 * 3 * 8  # samples, queries, keys, bytes
     each = planning.make(graph, "reverse", "auto", None).pass_bytes
     assert found.vector_bytes == each + scores
-    gradients = sum(form.bytes for form in graph.forms.values())
+    gradients = sum(form.bytes for form in graph.drawing.forms.values())
     assert found.slope_bytes == gradients + 2 * scores

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from gradlib.jacobian.form import form_at
 
@@ -30,7 +29,7 @@ class Use:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the operation's output."""
-        return shape_of(self.node)
+        return form_at((self.node, 0)).shape
 
     @property
     def of_rows(self) -> bool:
@@ -66,8 +65,3 @@ class Samples:
             shape[before : before + 1] = sizes
             tensor = tensor.reshape(shape)
         return tensor.movedim(before + self.axis, before)
-
-
-def shape_of(node: Node) -> tuple[int, ...]:
-    """Return the shape of an operation's output."""
-    return form_at((node, 0)).shape

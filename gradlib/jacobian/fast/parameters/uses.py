@@ -2,10 +2,9 @@
 
 import math
 
-from torch.autograd.graph import Node
-
+from gradlib.jacobian.drawing import Drawing, kept_for_each
 from gradlib.jacobian.fast.parameters.rules import KNOWN, TOKENWISE, TURNED
-from gradlib.jacobian.fast.parameters.use import Samples, Use, shape_of
+from gradlib.jacobian.fast.parameters.use import Samples, Use
 from gradlib.jacobian.graph import Graph
 
 VIEWS = ("ViewBackward0", "UnsafeViewBackward0")
@@ -18,31 +17,38 @@ def find_uses(graph: Graph) -> list[Use] | None:
     Returns:
         ``None`` where one is used twice, or by an operation that is not known.
     """
-    ends = {end: number for number, end in enumerate(graph.ends)}
-    if len(ends) < len(graph.points):
+    drawing, names = graph.drawing, graph.drawing.names
+    if len({*graph.ends}) < len(graph.points):
         return None
-    going: dict[Node, list[tuple[Node, int]]] = {}
-    for node in graph.way:
-        for index, (after, _) in enumerate(node.next_functions):
-            if after is not None:
-                going.setdefault(after, []).append((node, index))
+    coming, starts = _coming(drawing), {node for node, _ in drawing.roots}
     uses: list[Use] = []
-    for (end, _), point in ends.items():
-        into, turned = going.get(end, []), False
-        if len(into) == 1 and into[0][0].name() == "TBackward0":
-            end, turned = into[0][0], True
-            into = going.get(end, [])
-        if len(into) > 1 or end in graph.starts:
+    for point, spot in enumerate(drawing.ends):
+        if spot is None:
+            continue
+        end, turned = spot[0], False
+        if len(coming[end]) == 1 and names[coming[end][0][0]] == "TBackward0":
+            ((end, _),), turned = coming[end], True
+        if len(coming[end]) > 1 or end in starts:
             return None
-        for node, index in into:
-            name = node.name()
+        for node, index in coming[end]:
+            name = names[node]
             known = (name, index) in TURNED if turned else index in KNOWN.get(name, {})
             if not known:
                 return None
-            views = [it for it, _ in going.get(node, []) if it.name() in VIEWS]
-            seen_as = shape_of(views[0]) if views else ()
-            uses.append(Use(point, node, index, turned, seen_as))
+            views = [it for it, _ in coming[node] if names[it] in VIEWS]
+            seen_as = drawing.forms[views[0], 0].shape if views else ()
+            uses.append(Use(point, graph.nodes[node], index, turned, seen_as))
     return uses
+
+
+@kept_for_each
+def _coming(drawing: Drawing) -> list[list[tuple[int, int]]]:
+    """Return for each node those that lead to it, and as which of their inputs."""
+    coming: list[list[tuple[int, int]]] = [[] for _ in drawing.names]
+    for node, led in enumerate(drawing.led):
+        for index, (after, _) in zip(drawing.positions[node], led, strict=True):
+            coming[after].append((node, index))
+    return coming
 
 
 def places_of_samples(use: Use, batch: int) -> list[Samples]:
