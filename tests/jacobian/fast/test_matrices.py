@@ -276,7 +276,7 @@ def test_sums_have_all_digits(name: str) -> None:
 
 
 def test_what_overflows_in_the_forward_does_so_here() -> None:
-    x = torch.tensor([[1.5e308, 1.2e308]]).double()
+    x = torch.tensor([[1.5e308, 1.2e308]], dtype=torch.float64)
     fn = of_net(lambda _, x: x.mean(1, True).sin(), None)
     assert gradlib.per_sample_jacobian(fn, x, check=False).isnan().all()
 
