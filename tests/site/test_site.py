@@ -374,15 +374,15 @@ QUESTIONS = [
     ("can-a-hook-change", "change gradient"),
     ("can-a-hook-change", "what may a hook return"),
     ("what-is-the-gradient-argument", "gradient argument"),
-    ("why-does-my-hook-not-fire", "activation checkpointing"),
-    ("why-does-my-hook-not-fire", "hook fires twice"),
+    ("gradient-checkpointing", "activation checkpointing"),
+    ("why-does-my-hook-not-fire|gradient-checkpointing", "hook fires twice"),
     ("why-does-my-hook-not-fire", f"Output 0 of BackwardHookFunction {VIEW}"),
     (
         "why-does-my-hook-not-fire",
         f"RuntimeError: Output 0 of BackwardHookFunctionBackward {VIEW}",
     ),
     ("why-does-my-hook-not-fire", "compiled model hook not called"),
-    ("why-does-my-hook-not-fire", "gradient checkpointing"),
+    ("gradient-checkpointing", "gradient checkpointing"),
     (
         "why-does-my-hook-not-fire",
         "For backward hooks to be called, module output should be a Tensor or a tuple "
@@ -598,6 +598,39 @@ QUESTIONS = [
     ("can-a-hook-see", "register_forward_hook output changed by inplace relu"),
     ("weights-and-masks", "gradient for only some samples of the batch"),
     ("dy-dx-for-every-sample", "Hutchinson trace estimator"),
+    (
+        "gradient-checkpointing",
+        "RuntimeError: Expected to mark a variable ready only once. This error is "
+        "caused by one of the following reasons: 1) Use of a module parameter outside "
+        "the `forward` function.",
+    ),
+    (
+        "gradient-checkpointing",
+        "torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: Recomputed "
+        "values for the following tensors have different metadata than during the "
+        "forward pass.",
+    ),
+    (
+        "gradient-checkpointing",
+        "A different number of tensors was saved during the original forward and "
+        "recomputation.",
+    ),
+    ("gradient-checkpointing", "checkpoint DDP"),
+    (
+        "gradient-checkpointing",
+        "None of the inputs have requires_grad=True. Gradients will be None",
+    ),
+    ("dtype-errors", "RuntimeError: Found dtype Double but expected Float"),
+    ("dtype-errors", "RuntimeError: Found dtype Long but expected Float"),
+    ("dtype-errors", "expected scalar type Half but found Float"),
+    (
+        "dtype-errors",
+        "Index put requires the source and destination dtypes match, got Float for the "
+        "destination and Half for the source.",
+    ),
+    ("dtype-errors", "dtype of gradient"),
+    ("gradient-of-the-input", "smoothgrad"),
+    ("what-is-the-gradient-argument", "loss.grad is constant 1"),
 ]
 """Pages, and what somebody types who needs one."""
 
