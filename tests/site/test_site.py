@@ -630,6 +630,12 @@ QUESTIONS = [
     ),
     ("dtype-errors", "dtype of gradient"),
     ("gradient-of-the-input", "smoothgrad"),
+    ("second-derivatives", "hessian of the parameters"),
+    (
+        "migrating",
+        "Cannot use both regular backward hooks and full backward hooks on a single "
+        "Module. Please use only one of them.",
+    ),
     ("what-is-the-gradient-argument", "loss.grad is constant 1"),
 ]
 """Pages, and what somebody types who needs one."""
