@@ -631,6 +631,15 @@ QUESTIONS = [
     ("dtype-errors", "dtype of gradient"),
     ("gradient-of-the-input", "smoothgrad"),
     ("second-derivatives", "hessian of the parameters"),
+    ("second-derivatives", "gradient of a gradient"),
+    ("second-derivatives|jacobians-in-a-loss", "power iteration"),
+    ("where-did-the-nan-come-from", "gradient underflow float16"),
+    ("gradient-checkpointing", "checkpoint_sequential"),
+    ("errors/GL111", "hidden state rnn backward second time"),
+    ("errors/GL112", "version counter"),
+    ("wrong-derivatives", "relu gradient at 0"),
+    ("wrong-derivatives", "gradient of max"),
+    ("wrong-derivatives", "abs gradient at zero"),
     (
         "migrating",
         "Cannot use both regular backward hooks and full backward hooks on a single "
