@@ -130,13 +130,13 @@ def test_the_search_knows_what_the_newest_release_says() -> None:
     assert all(any(error.endswith(tag) for error in errors) for tag in tags)
 
 
-def tags_about_hooks() -> list[str]:
-    page = (ROOT / "docs/questions/why-does-my-hook-not-fire.md").read_text()
-    return yaml.safe_load(page.split("---")[1])["tags"]
+def tags_of(page: str) -> list[str]:
+    text = (ROOT / f"docs/{page}.md").read_text()
+    return yaml.safe_load(text.split("---")[1])["tags"]
 
 
 def test_the_search_knows_a_message_of_hooks_as_torch_says_it() -> None:
-    tags = tags_about_hooks()[:2]
+    tags = tags_of("questions/why-does-my-hook-not-fire")[:2]
     paths = sorted(
         recorded_programs.FOLDER.glob("*.json"), key=lambda path: release(path.stem)
     )
@@ -166,20 +166,47 @@ def _hooked(module: nn.Module, x: Tensor) -> None:
     y.sum().backward()
 
 
-SAID: list[Callable[[], object]] = [
-    lambda: _hooked(ToDict(), torch.ones(2, requires_grad=True)),
-    lambda: _hooked(nn.Linear(2, 2), torch.ones(2)),
-    _both_kinds_of_hooks,
-    lambda: cast(Any, checkpoint)(nn.Linear(2, 2), torch.ones(2), use_reentrant=True),
-]
+def _assigned() -> None:
+    torch.zeros(2)[torch.tensor([0])] = torch.ones(1).half()
 
 
-@pytest.mark.parametrize(
-    ("tag", "program"), [*zip(tags_about_hooks()[2:6], SAID, strict=True)]
-)
-def test_the_search_knows_what_torch_says_of_hooks(
-    tag: str, program: Callable[[], object]
+def _changed_in_between() -> None:
+    batches = [torch.ones(2, 2), torch.ones(1, 2)]
+    layer = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    y = cast(Any, checkpoint)(lambda: layer(batches.pop()), use_reentrant=False)
+    y.sum().backward()
+
+
+HOOKS = "questions/why-does-my-hook-not-fire"
+CHECKPOINTS = "questions/gradient-checkpointing"
+DTYPES = "questions/dtype-errors"
+SAID: dict[tuple[str, str], Callable[[], object]] = {
+    (HOOKS, "For backward hooks"): lambda: _hooked(
+        ToDict(), torch.ones(2, requires_grad=True)
+    ),
+    (HOOKS, "Full backward hook"): lambda: _hooked(nn.Linear(2, 2), torch.ones(2)),
+    ("versions/migrating", "Cannot use both"): _both_kinds_of_hooks,
+    (CHECKPOINTS, "None of the inputs"): lambda: cast(Any, checkpoint)(
+        nn.Linear(2, 2), torch.ones(2), use_reentrant=True
+    ),
+    (CHECKPOINTS, "torch.utils.checkpoint: Recomputed"): _changed_in_between,
+    (DTYPES, "Found dtype Double"): lambda: nn.functional.huber_loss(
+        torch.ones(2, requires_grad=True), torch.ones(2).double()
+    ).backward(),
+    (DTYPES, "expected scalar type Half"): lambda: (
+        torch.ones(1, 2, 2).half() @ torch.ones(1, 2, 2)
+    ),
+    (DTYPES, "Index put"): _assigned,
+}
+"""Pages, how a tag of theirs begins, and a program of which torch says that."""
+
+
+@pytest.mark.parametrize(("where", "program"), SAID.items())
+def test_the_search_knows_what_torch_says(
+    where: tuple[str, str], program: Callable[[], object]
 ) -> None:
+    page, begins = where
+    (tag,) = [it for it in tags_of(page) if it.startswith(begins)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

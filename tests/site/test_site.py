@@ -635,6 +635,8 @@ QUESTIONS = [
     ("second-derivatives|jacobians-in-a-loss", "power iteration"),
     ("where-did-the-nan-come-from", "gradient underflow float16"),
     ("gradient-checkpointing", "checkpoint_sequential"),
+    ("gradient-accumulation", "gradient accumulation no_sync"),
+    ("gradient-of-the-input", "PGD attack"),
     ("errors/GL111", "hidden state rnn backward second time"),
     ("errors/GL112", "version counter"),
     ("wrong-derivatives", "relu gradient at 0"),
