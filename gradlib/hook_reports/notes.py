@@ -14,7 +14,7 @@ from gradlib.hook_reports.tensor_names import own_tensors, with_gradients
 from gradlib.hook_reports.trial import differentiable
 from gradlib.private.hooks import any_global_backward_hook, every_hook_of
 from gradlib.private.modules import modules_in
-from gradlib.recorder.attached import TensorHook
+from gradlib.recorder.tap import Tap
 from gradlib.shared_memory import overlap, storage_of
 from gradlib.wording import listed
 
@@ -113,4 +113,4 @@ def _hooks_left_out(call: HookedCall) -> int:
     tensors = {id(it): it for it in given}
     tensors |= {id(it): it for _, it in own_tensors(call.module)}
     hooks = itertools.chain.from_iterable(map(every_hook_of, tensors.values()))
-    return sum(not isinstance(hook, TensorHook) for hook in hooks)
+    return sum(not isinstance(hook, Tap) for hook in hooks)

@@ -1,17 +1,14 @@
 """The hooks that a block has set on tensors and on graph nodes."""
 
 import threading
-import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from operator import methodcaller
 from typing import Any
 
-from torch import Tensor
-
 from gradlib.private.compiling import never_compiled
-from gradlib.private.hooks import hooks_of, hooks_set
+from gradlib.private.hooks import hooks_set
 
 # How many hooks torch has set for us in this process. In a list, as each change of a
 # class attribute would drop what Python has cached of that class.
@@ -25,48 +22,12 @@ kept_from_compile = partial(
 """Keeps torch.compile out of a function that records."""
 
 
-class TensorHook:
-    """A hook of a tensor; a subclass says what it does."""
-
-    __slots__ = ("hooks",)
-    __torch_unserializable__ = True  # or torch warns when the tensor is pickled
-
-    def __init__(self, tensor: Tensor, known: list["TensorHook"]) -> None:
-        """Hook `tensor`, and add the hook to `known`."""
-        hooks = hooks_of(tensor)
-        # All hooks of the tensor, in order: gone with it and all graphs through it.
-        self.hooks = weakref.ref(hooks)
-        known.append(self)
-        hooks[self] = self  # last, as an interrupt may come in between
-
-    def __call__(self, grad: Tensor) -> None:
-        """Take the gradient of the tensor in the running pass."""
-        raise NotImplementedError
-
-    def is_on(self, tensor: Tensor) -> bool:
-        """Tell whether the hook is set on `tensor`."""
-        hooks = self.hooks()
-        return hooks is tensor._backward_hooks and hooks is not None and self in hooks
-
-    def be_last(self) -> None:
-        """Have the other hooks of the tensor run first."""
-        hooks = self.hooks()
-        if hooks and len(hooks) > 1 and self in hooks:
-            hooks[self] = hooks.pop(self)
-
-    def remove(self) -> None:
-        """Take the hook from its tensor."""
-        hooks = self.hooks()
-        if hooks:
-            hooks.pop(self, None)
-
-
 class Attached:
     """The hooks of a block, each forgotten when its tensor or node is gone."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        self.on_tensors: list[TensorHook] = []
+        self.on_tensors: list[Any] = []  # each a `Tap`
         self.on_nodes: list[Any] = []  # the handles that torch gives
         self._many = 0  # above how many hooks `let_go` looks for those that are gone
         self._by_others = -1  # what `set_by_others` returned last

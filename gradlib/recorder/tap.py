@@ -1,16 +1,18 @@
 """The hook of a tensor, which keeps the gradient of all its uses together."""
 
+import weakref
 from typing import Any
 
 from torch import Tensor
 
+from gradlib.private.hooks import hooks_of
 from gradlib.private.nodes import sequence_number
 from gradlib.private.passes import (
     backward_pass_id,
     current_node,
     gradients_have_values,
 )
-from gradlib.recorder.attached import Attached, TensorHook, kept_from_compile
+from gradlib.recorder.attached import Attached, kept_from_compile
 from gradlib.recorder.numbered import Numbered
 from gradlib.recorder.second_order import Part
 from gradlib.recording.flow import Grads
@@ -20,12 +22,13 @@ NO_NUMBER = 2**64 - 1
 """The sequence number of a node that adds to a leaf's ``.grad``: it is not counted."""
 
 
-class Tap(TensorHook):
+class Tap:
     """The hook of a tensor: it keeps the gradient of the tensor, all uses together."""
 
     __slots__ = (
         "attached",
         "grads",
+        "hooks",
         "keep",
         "maker",
         "number",
@@ -34,6 +37,7 @@ class Tap(TensorHook):
         "reaches_call",
         "within",
     )
+    __torch_unserializable__ = True  # or torch warns when the tensor is pickled
 
     def __init__(
         self,
@@ -70,7 +74,11 @@ class Tap(TensorHook):
         # hooks, but is another one.
         self.maker = NO_NUMBER if node is None else sequence_number(node)
         self.number = tensor.output_nr  # which of its node's outputs the tensor is
-        super().__init__(tensor, attached.on_tensors)
+        hooks = hooks_of(tensor)
+        # All hooks of the tensor, in order: gone with it and all graphs through it.
+        self.hooks = weakref.ref(hooks)
+        attached.on_tensors.append(self)
+        hooks[self] = self  # last, as an interrupt may come in between
 
     @kept_from_compile
     def __call__(self, grad: Tensor | None) -> None:
@@ -103,6 +111,23 @@ class Tap(TensorHook):
             return False
         self.grads[running] = self.keep(grad)
         return True
+
+    def is_on(self, tensor: Tensor) -> bool:
+        """Tell whether the hook is set on `tensor`."""
+        hooks = self.hooks()
+        return hooks is tensor._backward_hooks and hooks is not None and self in hooks
+
+    def be_last(self) -> None:
+        """Have the other hooks of the tensor run first."""
+        hooks = self.hooks()
+        if hooks and len(hooks) > 1 and self in hooks:
+            hooks[self] = hooks.pop(self)
+
+    def remove(self) -> None:
+        """Take the hook from its tensor."""
+        hooks = self.hooks()
+        if hooks:
+            hooks.pop(self, None)
 
     def _take_again(self) -> None:
         """Take the gradient again after the tensor's later hooks, which may change it.
