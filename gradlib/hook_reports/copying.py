@@ -12,10 +12,11 @@ from torch.nn.parameter import is_lazy
 from gradlib.errors import NotCopyableError
 from gradlib.hook_reports.bound import bind_functions
 from gradlib.opaque import is_tensor
+from gradlib.private.classes import in_slots
 from gradlib.private.hooks import backward_hooks
 from gradlib.private.modules import modules_in
 from gradlib.private.tensors import has_values
-from gradlib.recording.attributes import be_like, fill_slots, in_slots
+from gradlib.recording.attributes import be_like, fill_slots
 from gradlib.recording.past_attributes import OF_TORCH
 from gradlib.sharded import is_distributed, is_sharded
 from gradlib.shared_memory import extent

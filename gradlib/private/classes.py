@@ -1,6 +1,7 @@
 """What is found out of a class once, for as long as the class lives."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from types import MemberDescriptorType
 from typing import Any, TypeVar, cast
@@ -40,6 +41,15 @@ def slots_of(kind: type[Any]) -> list[MemberDescriptorType]:
         for owner in kind.__mro__
         for name in _names_of_slots(owner)
     ]
+
+
+def in_slots(thing: object) -> dict[MemberDescriptorType, Any]:
+    """Return what an object keeps in the ``__slots__`` of its class, not in `vars`."""
+    kind, found = type(thing), dict[MemberDescriptorType, Any]()
+    for slot in slots_of(kind):
+        with suppress(AttributeError):  # it is empty
+            found[slot] = slot.__get__(thing, kind)
+    return found
 
 
 @once_for_each_class

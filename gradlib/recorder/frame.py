@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from gradlib.module_hook import nothing
 from gradlib.private.modes import unseen
 from gradlib.private.modules import is_of_torch
 from gradlib.private.nodes import LAID_OUT, dtype_at, sequence_number
@@ -124,7 +125,7 @@ class Frame:
         # these gradients, and so through the call.
         for value in self.unasked:
             for _, node, entry, _ in made_to(value.end, since, until):
-                found[node].append((entry, NOWHERE, _nothing_of, flow))
+                found[node].append((entry, NOWHERE, nothing, flow))
         # The gradients of views that the call has overwritten go to their bases.
         for value in self.overwritten:
             if value.base is not None:
@@ -224,10 +225,6 @@ class Frame:
 
 NOWHERE: Grads = {}
 """Stands where a gradient is not kept: nothing is ever put in it."""
-
-
-def _nothing_of(_: Tensor) -> None:
-    """Keep nothing of a gradient."""
 
 
 def _cast_back(dtype: torch.dtype, grad: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from gradlib.opaque import is_fixed
-from gradlib.private.classes import slots_of
+from gradlib.private.classes import in_slots
 
 MOST = 1000
 """How many things are looked at, at most, as an object may hold anything."""
@@ -56,9 +56,7 @@ def _held_by(thing: Any) -> list[Any]:
     held: list[Any] = []
     with suppress(AttributeError):  # it has slots alone; getattr() would run its code
         held += islice(object.__getattribute__(thing, "__dict__").values(), MOST)
-    for slot in slots_of(kind):
-        with suppress(AttributeError):  # it is empty
-            held.append(slot.__get__(thing, kind))
+    held += in_slots(thing).values()
     if issubclass(kind, dict):
         held += islice(dict[Any, Any].values(thing), MOST)
     for container in _CONTAINERS:

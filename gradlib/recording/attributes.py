@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from gradlib.private.classes import slots_of
+from gradlib.private.classes import in_slots, slots_of
 from gradlib.private.tensors import referent
 from gradlib.recording.past_attributes import (
     OF_TORCH,
@@ -30,15 +30,6 @@ from gradlib.values import clone
 
 Change: TypeAlias = Callable[[Tensor], Tensor]
 """Maps a recorded tensor to the one that a replay uses, which is copied first."""
-
-
-def in_slots(module: nn.Module) -> dict[MemberDescriptorType, Any]:
-    """Return what a module keeps in the ``__slots__`` of its class, not in `vars`."""
-    found: dict[MemberDescriptorType, Any] = {}
-    for slot in slots_of(type(module)):
-        with suppress(AttributeError):  # it is empty
-            found[slot] = slot.__get__(module, type(module))
-    return found
 
 
 def fill_slots(module: nn.Module, values: Mapping[MemberDescriptorType, Any]) -> None:

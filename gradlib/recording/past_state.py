@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from gradlib.finishing import finish
 from gradlib.module_hook import NO_HOOKS
+from gradlib.private.classes import in_slots
 from gradlib.private.hooks import HOOKS, KIND_OF_BACKWARD_HOOKS
 from gradlib.private.modules import (
     BUFFERS,
@@ -29,7 +30,6 @@ from gradlib.recording.attributes import (
     Copies,
     be_like,
     fill_slots,
-    in_slots,
 )
 from gradlib.recording.history import History
 from gradlib.recording.kept import Kept
