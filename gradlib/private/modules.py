@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from operator import attrgetter, itemgetter, methodcaller
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gradlib.private.hooks import BACKWARD_HOOKS, FORWARD_HOOKS
+from gradlib.private.hooks import hook_dicts
 
 
 def put_in_for_one_call() -> set[int]:
@@ -140,15 +140,12 @@ def is_plain_module(module: nn.Module) -> bool:
     own = vars(module)
     return not (
         type(module).__call__ is not _CALL
-        or any(_HOOKS(own))
+        or any(hook_dicts((module,)))
         or not own.keys().isdisjoint(_CALLED)
         or own.get("_compiled_call_impl")
     )
 
 
-_HOOKS: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
-    *FORWARD_HOOKS, *BACKWARD_HOOKS
-)
 _CALLED = frozenset(("forward", "_call_impl", "_conv_forward", "weight", "bias"))
 """What a call looks for in the class, or among parameters, and would find here."""
 
