@@ -36,6 +36,11 @@ def is_inexact(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
+def widest(tensor: Tensor) -> torch.dtype:
+    """Return float64, or complex128 for a complex tensor."""
+    return torch.complex128 if tensor.is_complex() else torch.float64
+
+
 def _wider(dtype: torch.dtype) -> torch.dtype:
     if not is_inexact(dtype):
         return torch.float64

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from gradlib.errors import RecordingArgumentError
-from gradlib.plain_tensors import wide
+from gradlib.plain_tensors import wide, widest
 from gradlib.render import Table
 from gradlib.subclasses import UnknownToClassError, if_known
 from gradlib.wording import in_brief
@@ -247,8 +247,7 @@ def _norm(values: Tensor | TensorStats) -> float:
 
 def _sum_of_squares_root(values: Tensor) -> Tensor:
     # In float32 the square of a vanished gradient would be zero.
-    precise = torch.complex128 if values.is_complex() else torch.float64
-    return cast(Any, torch.linalg).vector_norm(values, dtype=precise)
+    return cast(Any, torch.linalg).vector_norm(values, dtype=widest(values))
 
 
 def count_nonfinite(values: Tensor) -> Tensor:

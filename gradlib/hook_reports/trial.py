@@ -21,6 +21,7 @@ from gradlib.edges import (
 )
 from gradlib.errors import NotCopyableError
 from gradlib.hook_reports.copying import as_it_is, copies_of, require_none_nested
+from gradlib.plain_tensors import widest
 from gradlib.private.modes import any_autocast
 from gradlib.private.nodes import (
     GroupNorm,
@@ -151,8 +152,9 @@ def uses_in(outputs: Iterable[Tensor]) -> Counter[Edge]:
 def cotangent(place: int, output: Tensor) -> Tensor:
     """Return v for the output at `place`: random, so that no values agree by chance."""
     generator = torch.Generator("cpu").manual_seed(SEED + place)
-    dtype = torch.complex128 if output.is_complex() else torch.float64
-    v = torch.randn(output.shape, generator=generator, dtype=dtype, device="cpu")
+    v = torch.randn(
+        output.shape, generator=generator, dtype=widest(output), device="cpu"
+    )
     return v.to(output.device, output.dtype)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gradlib.double import doubled
 from gradlib.errors import CannotReplayError
-from gradlib.plain_tensors import wide
+from gradlib.plain_tensors import wide, widest
 from gradlib.private.tensors import has_values
 from gradlib.recording.attributes import Change
 from gradlib.recording.flow import Key
@@ -358,7 +358,12 @@ def _along(grad: Tensor | None, move: Tensor) -> float:
 
 
 def _widened(value: Tensor) -> Tensor:
-    return value.detach().to(_widest(value))
+    """Return the value to move, also one of eight bits.
+
+    A value that is not moved keeps its eight bits: the few operations that take it take
+    no other dtype.
+    """
+    return value.detach().to(widest(value))
 
 
 def _scale(point: Tensor) -> float:
@@ -393,18 +398,9 @@ def drawn_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
         values.copy_(drawn_like(values, generator))
         return made
     drawn = torch.randn(
-        tensor.shape, generator=generator, dtype=_widest(tensor), device="cpu"
+        tensor.shape, generator=generator, dtype=widest(tensor), device="cpu"
     )
     return drawn.to(tensor.device, tensor.dtype)
-
-
-def _widest(tensor: Tensor) -> torch.dtype:
-    """Return the dtype in which a value is moved, also one of eight bits.
-
-    An eight-bit value that is not moved keeps its dtype: the few operations that take
-    it take no other.
-    """
-    return torch.complex128 if tensor.is_complex() else torch.float64
 
 
 def _dot(a: Tensor, b: Tensor) -> float:

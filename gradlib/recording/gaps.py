@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradlib.opaque import NotSaved
-from gradlib.plain_tensors import wide
+from gradlib.plain_tensors import wide, widest
 from gradlib.plain_values import tensor_of
 from gradlib.private.modes import no_function_modes
 from gradlib.recording.difference import Gap, Tolerance, rtol_of
@@ -267,7 +267,7 @@ def _has_64_bits(tensor: Tensor) -> bool:
 
 def _wide(tensor: Tensor) -> Tensor:
     dense = wide(tensor)
-    return dense.to(torch.complex128 if dense.is_complex() else torch.float64)
+    return dense.to(widest(dense))
 
 
 def _size(tensor: Tensor) -> float:
