@@ -6,6 +6,7 @@ from torch import Tensor
 
 from gradlib.plain_tensors import wide
 from gradlib.private.tensors import has_values
+from gradlib.stats import count_nonfinite
 from gradlib.vjp.patterns import Pattern, patterns_of
 from gradlib.vjp.product import Jacobian, Product
 from gradlib.vjp.weights import Kind, Weights, weights_in
@@ -170,7 +171,7 @@ def _of_nonfinite(name: str, tensors: Iterable[Tensor]) -> Iterator[str]:
 def _nonfinite(tensor: Tensor) -> int:
     """Count the entries that are nan or inf."""
     is_known = has_values(tensor) and not tensor.is_nested
-    return int((~wide(tensor).isfinite()).sum()) if is_known else 0
+    return int(count_nonfinite(wide(tensor))) if is_known else 0
 
 
 def _nonzero(tensor: Tensor) -> bool:

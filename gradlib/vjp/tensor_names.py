@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from gradlib.opaque import is_module, is_tensor
 from gradlib.vjp.arguments import Argument, written_key
 
 _MOST = 100  # entries of a list or dict that are searched
@@ -36,16 +37,14 @@ def named_tensors(frames: Iterable[FrameType]) -> Iterator[tuple[str, Tensor]]:
     for scope in {id(it): it for it in scopes}.values():  # frames share globals
         for name, value in list(scope.items()):
             for step, it in _one_step_down(value):
-                if _has_type(it, Tensor) and not is_lazy(it):
+                if is_tensor(it) and not is_lazy(it):
                     yield name + step, it
 
 
 def variable_of(value: Any, frame: FrameType) -> str:
     """Return the name of a variable of `frame` that holds a tensor, or ``""``."""
     scope = frame.f_globals | frame.f_locals
-    names = (
-        name for name, it in scope.items() if it is value and _has_type(it, Tensor)
-    )
+    names = (name for name, it in scope.items() if it is value and is_tensor(it))
     return next(names, "")
 
 
@@ -85,12 +84,13 @@ def _users(frames: Iterable[FrameType]) -> Iterator[FrameType]:
 def _one_step_down(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield a value and what is one step down from it, with the code of each step."""
     yield "", value
-    if _has_type(value, nn.Module):
+    # By type(): isinstance() may make a lazy proxy load its object.
+    if is_module(value):
         for named in (value.named_parameters(), value.named_buffers()):
             yield from ((attribute(name), tensor) for name, tensor in named)
-    elif _has_type(value, list) or _has_type(value, tuple):
+    elif issubclass(type(value), list | tuple):
         yield from ((f"[{i}]", entry) for i, entry in enumerate(value[:_MOST]))
-    elif _has_type(value, dict):
+    elif issubclass(type(value), dict):
         entries = list(value.items())[:_MOST]
         yield from ((f"[{written_key(key)}]", entry) for key, entry in entries)
 
@@ -98,8 +98,3 @@ def _one_step_down(value: Any) -> Iterator[tuple[str, Any]]:
 def attribute(name: str) -> str:
     """Return a parameter's name as code: ``"0.weight"`` becomes ``"[0].weight"``."""
     return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", f".{name}")
-
-
-def _has_type(value: Any, kind: type) -> bool:
-    """Check the type itself: isinstance() may make a lazy proxy load its object."""
-    return issubclass(type(value), kind)

@@ -60,7 +60,7 @@ def weights_in(v: Tensor) -> Weights:
     """Return what the entries of `v` are."""
     if not has_values(v):
         return Weights(Kind.UNKNOWN)
-    entries = _entries(v)
+    entries = wide(v).flatten()  # on a GPU nonzero() takes 25 axes at most
     places = entries.nonzero()[:, 0]
     if not len(places):
         return Weights(Kind.ZEROS if len(entries) else Kind.EMPTY)
@@ -82,14 +82,6 @@ def weights_in(v: Tensor) -> Weights:
     if value == _rounded(1 / v.numel(), v.dtype):
         return Weights(Kind.MEAN, f"1/{v.numel()}")
     return Weights(Kind.CONSTANT, factor, exact)
-
-
-def _entries(v: Tensor) -> Tensor:
-    """Return all entries in one axis: on a GPU nonzero() takes 25 at most."""
-    if not v.is_nested:
-        return wide(v).flatten()
-    parts = [wide(it).flatten() for it in v.unbind()]
-    return torch.cat(parts) if parts else torch.empty(0, device="cpu")
 
 
 def _written(value: float, dtype: torch.dtype) -> tuple[str, bool]:
