@@ -27,6 +27,7 @@ from gradlib.vjp.detached import have_same_memory
 from gradlib.vjp.diagnosis import Diagnosis, passing
 from gradlib.vjp.fixes import exchanged, recomputed
 from gradlib.vjp.tensor_names import called, named_tensors
+from gradlib.wording import listed
 
 
 def check_connected(arguments: Arguments) -> Diagnosis | None:
@@ -192,8 +193,7 @@ def _ends(leaves: Sequence[Tensor], frames: Sequence[FrameType]) -> str:
             names.setdefault(id(tensor), f"`{name}`")
     if not names:
         return ""
-    shown = [*names.values()][:4] + ["..."] * (len(names) > 4)
-    return f"It ends in {', '.join(shown)}."
+    return f"It ends in {listed(names.values(), 4)}."
 
 
 def _twin(leaves: Sequence[Tensor], given: Tensor | GradientEdge) -> Tensor | None:

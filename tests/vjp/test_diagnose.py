@@ -1044,6 +1044,13 @@ def test_what_begins_in_the_same_memory_is_another_tensor(way: str) -> None:
     assert "It ends in `square`." in meaning.split("\n\n")[0].replace("\n", " ")
 
 
+def test_of_many_leaves_some_are_named_and_the_rest_counted() -> None:
+    a, b, c, d, e, f, unused = (ones(1, requires_grad=True) for _ in range(7))
+    meaning = gradlib.explain_vjp(a + b + c + d + e + f, unused).meaning
+    said = meaning.split("\n\n")[0].replace("\n", " ")
+    assert said.endswith("It ends in `a`, `b`, `c`, `d` and 2 more.")
+
+
 def several(v: Any, **options: Any) -> Call:
     """A call for three outputs, of shapes (4,), (4,) and ()."""
     x = vector()
