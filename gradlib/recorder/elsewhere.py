@@ -25,7 +25,7 @@ from gradlib.private.passes import (
     pass_is_compiled,
     pass_outputs,
 )
-from gradlib.recorder.ends import End, Key, leaf_behind
+from gradlib.recorder.ends import End, NumberedEnd, leaf_behind
 from gradlib.recorder.forward import Forward
 from gradlib.recorder.frame import Frame
 from gradlib.recorder.node_hooks import NodeHooks
@@ -60,7 +60,7 @@ class Elsewhere:
         if not forwards or forwards[-1] is not forward:
             forwards.append(forward)
         forward.until = max(forward.until, frame.until)
-        by_number: dict[Key, Grads] = {
+        by_number: dict[NumberedEnd, Grads] = {
             it if isinstance(it, int) else (sequence_number(it[0]), it[1]): grads
             for it, grads in ends.items()
         }

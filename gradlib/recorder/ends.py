@@ -11,7 +11,7 @@ from gradlib.private.nodes import leaf_of
 End: TypeAlias = Edge | int
 """Where a gradient goes: an edge of the graph, or the id of a leaf."""
 
-Key: TypeAlias = tuple[int, int] | int
+NumberedEnd: TypeAlias = tuple[int, int] | int
 """An `End` that holds no node, but the node's sequence number."""
 
 

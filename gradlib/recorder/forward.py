@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass, field
 
-from gradlib.recorder.ends import Key
+from gradlib.recorder.ends import NumberedEnd
 from gradlib.recording.flow import Flow, Grads
 
 
@@ -26,6 +26,6 @@ class Forward:
     thread: int = field(default_factory=threading.get_ident)
     numbers: set[int] = field(default_factory=set[int])
     hooked: set[int] = field(default_factory=set[int])
-    calls: list[tuple[int, int, dict[Key, Grads], Flow]] = field(
-        default_factory=list[tuple[int, int, dict[Key, Grads], Flow]]
+    calls: list[tuple[int, int, dict[NumberedEnd, Grads], Flow]] = field(
+        default_factory=list[tuple[int, int, dict[NumberedEnd, Grads], Flow]]
     )

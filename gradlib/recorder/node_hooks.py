@@ -11,7 +11,7 @@ from gradlib.private.modes import grad_is_enabled
 from gradlib.private.nodes import next_sequence_number
 from gradlib.private.passes import backward_pass_id, current_node
 from gradlib.recorder.attached import Attached, kept_from_compile
-from gradlib.recorder.numbered import Numbered
+from gradlib.recorder.pass_numbers import PassNumbers
 from gradlib.recorder.second_order import Receiver, gives_back, made_by
 from gradlib.recorder.sums import Sums
 from gradlib.recording.flow import Flow
@@ -22,7 +22,7 @@ class NodeHooks:
     """Hooks the nodes of a block, to gather what they compute for its calls."""
 
     def __init__(
-        self, numbered: Numbered, attached: Attached, sums: Sums, keep: Keep
+        self, numbered: PassNumbers, attached: Attached, sums: Sums, keep: Keep
     ) -> None:
         """Begin with no node hooked.
 

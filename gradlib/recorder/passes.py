@@ -12,7 +12,7 @@ from torch.autograd.graph import Node
 from gradlib.recorder.attached import Attached
 from gradlib.recorder.inner import Inner, hook_inner
 from gradlib.recorder.node_hooks import NodeHooks
-from gradlib.recorder.numbered import Numbered
+from gradlib.recorder.pass_numbers import PassNumbers
 from gradlib.recorder.second_order import Part
 from gradlib.recorder.sums import Sums
 from gradlib.recorder.tap import Tap
@@ -33,7 +33,7 @@ class Passes:
                 that comes in parts is kept when the last part has come.
         """
         self.attached = Attached()
-        self.numbered = Numbered(self.attached, has_to_end=cannot_add)
+        self.numbered = PassNumbers(self.attached, has_to_end=cannot_add)
         self._sums = Sums(keep, cannot_add=cannot_add)
         self.nodes = NodeHooks(self.numbered, self.attached, self._sums, keep)
         self._keep = keep

@@ -13,7 +13,7 @@ from gradlib.private.passes import (
     gradients_have_values,
 )
 from gradlib.recorder.attached import Attached, kept_from_compile
-from gradlib.recorder.numbered import Numbered
+from gradlib.recorder.pass_numbers import PassNumbers
 from gradlib.recorder.second_order import Part
 from gradlib.recording.flow import Grads
 from gradlib.values import Keep
@@ -41,7 +41,7 @@ class Tap:
 
     def __init__(
         self,
-        numbered: Numbered,
+        numbered: PassNumbers,
         attached: Attached,
         tensor: Tensor,
         grads: Grads,

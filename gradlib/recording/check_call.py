@@ -22,13 +22,13 @@ from gradlib.recording.finite_differences import wrong_shares
 from gradlib.recording.flow import Key
 from gradlib.recording.gaps import gaps_of_shares
 from gradlib.recording.notes import closed, note
-from gradlib.recording.other_ways import why_apart
 from gradlib.recording.own_dtype import wrong_in_own_dtype
 from gradlib.recording.places import key_name, pass_prefix, share_name
 from gradlib.recording.replay import Replayed, replay
 from gradlib.recording.replayable import require_whole
 from gradlib.recording.trace import CallTrace
 from gradlib.recording.verification import Skipped
+from gradlib.recording.why_apart import why_apart
 
 NO_SLOPE = "finite differences disagree"
 OWN_DTYPE = "not what it is in float64, where finite differences agree"

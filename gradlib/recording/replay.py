@@ -85,7 +85,7 @@ def replay(
         require_whole(trace, number)
         begin()
         output = scene.run()
-        returned = output.map(_as_it_is)  # a backward may write over it
+        returned = output.map(_kept)  # a backward may write over it
         grads = {key: change(it) for key, it in trace.arrived(number).items()}
         turn()
         left = scene.left()
@@ -116,7 +116,7 @@ def forward_again(trace: CallTrace, change: Change) -> Ends:
     """
     with _set(trace, change) as scene:
         found = _ends(scene.run(), scene.left())
-        return {key: _as_it_is(it) for key, it in found.items()}
+        return {key: _kept(it) for key, it in found.items()}
 
 
 @contextmanager
@@ -179,5 +179,5 @@ def _names(trace: CallTrace, left: Collection[Key | Left]) -> tuple[str, ...]:
     return (*sorted(found),)
 
 
-def _as_it_is(leaf: object) -> object:
+def _kept(leaf: object) -> object:
     return keep(leaf) if is_tensor(leaf) else leaf

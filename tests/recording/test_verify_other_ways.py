@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import gradlib
 from gradlib.recording.another_output import ANOTHER_OUTPUT
 from gradlib.recording.check_call import PAST_OUTPUT
-from gradlib.recording.other_ways import HOOKED, PERHAPS_BY_HOOK
+from gradlib.recording.why_apart import HOOKED, PERHAPS_BY_HOOK
 
 
 class Experts(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import gradlib
 from gradlib.recording import written_between
-from gradlib.recording.other_ways import PERHAPS_WRITTEN, WRITTEN
+from gradlib.recording.why_apart import PERHAPS_WRITTEN, WRITTEN
 
 
 class Scales(nn.Module):

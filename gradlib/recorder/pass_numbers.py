@@ -15,7 +15,7 @@ from gradlib.recorder.attached import Attached
 from gradlib.recorder.checkpoints import goes_on_with_pass
 
 
-class Numbered:
+class PassNumbers:
     """The backward passes of a block."""
 
     def __init__(self, attached: Attached, *, has_to_end: bool) -> None:
