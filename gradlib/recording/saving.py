@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -46,6 +46,17 @@ def require_path(path: object) -> None:
         raise RecordingArgumentError(
             'path must name a file, as "run.safetensors", but it is of type '
             f"{type(path).__name__}."
+        )
+    name = os.fspath(cast("str | os.PathLike[str] | os.PathLike[bytes]", path))
+    try:
+        fits = isinstance(name, str) and b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        fits = False
+    if not fits:
+        raise RecordingArgumentError(
+            'path must name a file, as "run.safetensors", and no file can have the '
+            f"name {name!r}: it must be a str that the file system can encode, "
+            "without a null character."
         )
 
 

@@ -174,6 +174,16 @@ QUESTIONS: dict[str, tuple[Ask, type[Exception], str]] = {
         gradlib.RecordingArgumentError,
         "path must name a file.* type int",
     ),
+    "save, a name with a null character": (
+        lambda it: it.save("run\0"),
+        gradlib.RecordingArgumentError,
+        r"path must name a file.* no file can have the name 'run\\x00'",
+    ),
+    "load, a name that cannot be encoded": (
+        lambda _: gradlib.load_recording("run\ud800"),
+        gradlib.RecordingArgumentError,
+        r"path must name a file.* no file can have the name 'run\\ud800'",
+    ),
 }
 
 
