@@ -107,9 +107,10 @@ def grad(
         ValueError: torch's own, for ``materialize_grads=True`` with
             ``allow_unused=False``.
         RuntimeError: torch's own, where an operation has no derivative at this point,
-            such as ``torch.linalg.eig`` for a loss that depends on a phase; and where a
+            such as ``torch.linalg.eig`` for a loss that depends on a phase; where a
             checkpoint has ``use_reentrant=True``, which torch does not support in
-            ``autograd.grad``.
+            ``autograd.grad``; and where `is_grads_batched` meets what vmap does not
+            take, such as sparse gradients or nested tensors.
 
     Example:
         ```python
