@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import chain as joined
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,6 @@ from gradlib.jacobian.fast.chains.mapped import (
     parameters_of,
     scaling,
 )
-from gradlib.jacobian.fast.chains.norms import BATCH_NORM
 from gradlib.jacobian.fast.chains.own import is_own_function
 from gradlib.jacobian.fast.chains.place import is_in_place, is_view
 from gradlib.jacobian.fast.chains.pointwise import POINTWISE
@@ -127,9 +125,9 @@ def _assembled(x: Tensor, layers: list[Any]) -> Chain | None:
         entries += widths[-1] * widths[-2]
     if maps.layers:  # the vectors that go back are held beside their gradients
         entries += maps.entries + widths[-1] * (maps.outs + maps.live)
-    folds = any(it.pointwise is BATCH_NORM for it in joined.from_iterable(bends))
-    ends, held = (widths[0], widths[-1]), (entries, folds, shape)
-    return Chain(x, maps, linears, bends, softmax, squeezed, *ends, order, *held)
+    ends = widths[0], widths[-1]
+    kept = order, entries, shape
+    return Chain(x, maps, linears, bends, softmax, squeezed, *ends, *kept)
 
 
 class _Parts(NamedTuple):
@@ -249,7 +247,7 @@ def _mapped(layers: list[Any], axes: int) -> int:
     if axes > 1:  # up to where samples are flattened
         return next((i for i, it in enumerate(layers) if flattens(it)), len(layers))
     kinds = [*map(type, layers)]
-    # Without a matrix to be folded into, a batch norm is a map.
+    # Without a matrix beside it, a batch norm is a map.
     among = _AMONG_MATRICES if {nn.Linear, Linear} & {*kinds} else _ELEMENTWISE
     others = [i for i, kind in enumerate(kinds, 1) if kind not in among]
     return others[-1] if others else 0

@@ -27,7 +27,6 @@ class Chain(NamedTuple):
         outs: How many entries of a sample the last one returns.
         order: The order in which the Jacobians of the linear layers are multiplied.
         entries: How many entries a sample takes at once, without the last product.
-        folds: Whether a batch norm stands beside a matrix, and is folded into it.
         size: The shape of a sample of the output, before its axis is taken away.
         replays: Its replays on a GPU, if a chain of its form was met before.
     """
@@ -42,7 +41,6 @@ class Chain(NamedTuple):
     outs: int
     order: orders.Order
     entries: int
-    folds: bool
     size: tuple[int, ...]
     replays: Replays | None = None
 

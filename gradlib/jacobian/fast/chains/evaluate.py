@@ -8,7 +8,6 @@ from torch import Tensor
 from gradlib.jacobian.fast.chains import through_maps
 from gradlib.jacobian.fast.chains.bends import Bend, bent, pulled
 from gradlib.jacobian.fast.chains.chain import Chain
-from gradlib.jacobian.fast.chains.norms import BATCH_NORM, steepness
 from gradlib.jacobian.fast.chains.product import Factors, is_by_columns, whole_product
 from gradlib.jacobian.fast.chains.result import samples_at_once
 from gradlib.jacobian.fast.chains.softened import softened
@@ -180,20 +179,4 @@ def _factors(chain: Chain, h: Tensor) -> tuple[Factors, Tensor]:
         if layers:
             last = needless and place == reach - 1
             bends[place], h = bent(layers, h, ours=place > 0, last=last, begun=begun)
-    matrices = [it.weight for it in chain.linears]
-    return (_folded if chain.folds else Factors)(matrices, bends), h
-
-
-def _folded(matrices: list[Tensor], bends: list[list[Bend]]) -> Factors:
-    """Return the factors, with the factors of batch norms folded into matrices.
-
-    Else the products, which are larger, would be multiplied by them.
-    """
-    for place, group in enumerate(bends):
-        if place and group and group[0].layer.pointwise is BATCH_NORM:
-            steep = steepness(group.pop(0).layer.module)
-            matrices[place - 1] = matrices[place - 1] * steep.unsqueeze(1)
-        if place < len(matrices) and group and group[-1].layer.pointwise is BATCH_NORM:
-            steep = steepness(group.pop().layer.module)
-            matrices[place] = matrices[place] * steep
-    return Factors(matrices, bends)
+    return Factors([it.weight for it in chain.linears], bends), h

@@ -84,7 +84,6 @@ class PlainNet(NamedTuple):
             *(widths[0], widths[-1]),
             order,
             order.each + sum(widths[1:-1]),
-            False,
             widths[-1:],
         )
 

@@ -17,7 +17,7 @@ from gradlib.jacobian.fast.matmul import Library
 
 def goes_by_rows(chain: Chain) -> bool:
     """Tell whether a chain has such layers only, and rows are the cheapest order."""
-    if chain.maps.layers or chain.softmax is not None or chain.folds:
+    if chain.maps.layers or chain.softmax is not None:
         return False
     first, *between, last = chain.bends
     if first or last or not between or not all(between):
