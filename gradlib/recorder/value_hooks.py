@@ -49,7 +49,7 @@ class ValueHooks:
             views: The views that the running forward has hooked; it may be added.
             is_output: Whether a call returned it.
         """
-        if value.node is None and self._is_hooked(value, within, is_output=is_output):
+        if value.node is None and self._takes_known(value, within, is_output=is_output):
             return
         grads: Grads = {}
         value.grads = grads
@@ -65,8 +65,8 @@ class ValueHooks:
             )
             views.append((value, tap, of_base))
 
-    def _is_hooked(self, leaf: Value, within: int | None, *, is_output: bool) -> bool:
-        """Tell whether a leaf has a hook of an earlier forward, and use that hook."""
+    def _takes_known(self, leaf: Value, within: int | None, *, is_output: bool) -> bool:
+        """Use the hook that an earlier forward set on a leaf; tell whether it did."""
         tap = self._leaves.get(id(leaf.tensor))
         if tap is None or tap.within != within or not tap.is_on(leaf.tensor):
             return False

@@ -17,11 +17,15 @@ from gradlib.vjp.spelling import in_own_names, own_names
 from gradlib.vjp.tensor_names import called, named_tensors, variable_of
 from gradlib.vjp.tracebacks import is_of_another
 from gradlib.vjp.wordings import code_of
+from gradlib.wording import listed
 
 _CHANGED = re.compile(
     r"\[\S+ \[(?P<shape>[\d, ]*)\]\](,? which is .*?)? is at version (?P<version>\d+)"
 )
 _POSITION = re.compile(r"Tensor at index (\d+)")
+
+FEW = 4
+"""The most tensors that are named."""
 
 
 def explain_raised(
@@ -121,7 +125,7 @@ def _changed(error: BaseException, arguments: Arguments) -> Diagnosis:
     names, is_sure = _candidates(found, arguments) if found else ([], True)
     return Diagnosis(
         "GL112",
-        _what_changed([f"`{name}`" for name in names[:4]], is_sure),
+        _what_changed([f"`{name}`" for name in names], is_sure),
         intent="Write h = h + 1 instead of h += 1, or change a clone(). An optimizer's "
         "step() changes parameters: call it after the last backward pass of a forward, "
         "and detach() what the next step is given, as a hidden state. "
@@ -135,11 +139,13 @@ def _what_changed(names: list[str], is_sure: bool) -> str:
     if not names:
         return "A tensor that the backward pass needs was changed in place."
     if not is_sure:
+        more = [f"one of {len(names) - FEW} more"] if len(names) > FEW else []
         return (
             "A tensor that the backward pass needs was changed in place, perhaps "
-            f"{' or '.join(names)}, which has that shape and was changed as often."
+            f"{' or '.join([*names[:FEW], *more])}, which has that shape and was "
+            "changed as often."
         )
-    which = names[0] if len(names) == 1 else f"One of {', '.join(names)}"
+    which = names[0] if len(names) == 1 else f"One of {listed(names, FEW)}"
     return f"{which} was changed in place, and the backward pass needs it."
 
 

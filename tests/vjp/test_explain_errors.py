@@ -585,6 +585,32 @@ def test_a_change_in_place_is_named_in_old_words_too(shape: str, name: str) -> N
     assert hidden is not matrix
 
 
+def changed_by(y: Tensor) -> str:
+    note = note_of(lambda: y.sum().backward())
+    return re.sub(r"\s+", " ", note)
+
+
+def test_the_tensors_that_are_not_named_are_counted() -> None:
+    h = torch.ones(3, requires_grad=True).exp()
+    a, b, c, d, e = h[:], h[:], h[:], h[:], h[:]
+    h.add_(1)
+    said = re.search(r"One of (`\w`, ){3}`\w` and 2 more was changed", changed_by(h))
+    assert said, (a, b, c, d, e)
+
+
+def test_the_tensors_that_may_be_meant_are_counted() -> None:
+    a, b, c, d, e = (torch.ones(4).add_(1) for _ in range(5))
+    y: Any = Mistaken.apply(
+        vector(),
+        RuntimeError(
+            "one of the variables needed for gradient computation has been modified by "
+            f"an inplace operation: [torch.FloatTensor [4]], {OLD}"
+        ),
+    )
+    said = re.search(r"perhaps (`\w` or ){4}one of 1 more, which", changed_by(y))
+    assert said, (a, b, c, d, e)
+
+
 def test_what_torch_says_is_explained_first() -> None:
     x, unused = vector(), vector()
     loss = (x**2).sum()
