@@ -590,6 +590,7 @@ def changed_by(y: Tensor) -> str:
     return re.sub(r"\s+", " ", note)
 
 
+@where_shown
 def test_the_tensors_that_are_not_named_are_counted() -> None:
     h = torch.ones(3, requires_grad=True).exp()
     a, b, c, d, e = h[:], h[:], h[:], h[:], h[:]
