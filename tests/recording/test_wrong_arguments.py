@@ -197,8 +197,8 @@ def test_questions_to_a_recording(question: str) -> None:
 
 def test_numbers_and_flags_of_numpy_are_as_good() -> None:
     recording = recorded()
-    assert recording["0", numpy.int64(0)] == recording["0", 0]  # pyright: ignore
+    assert recording["0", numpy.int64(0)] == recording["0", 0]  # pyright: ignore (NumPy)
     assert ("0", numpy.int64(0)) in recording
     assert ("0", numpy.int64(1)) not in recording
-    assert recording.verify(numerical=numpy.bool_(False)).ok  # pyright: ignore
-    assert recording.verify(rtol=numpy.float32(0.1)).ok  # pyright: ignore
+    assert recording.verify(numerical=numpy.bool_(False)).ok  # pyright: ignore (NumPy)
+    assert recording.verify(rtol=numpy.float32(0.1)).ok  # pyright: ignore (NumPy)

@@ -133,6 +133,7 @@ def what_was_drawn() -> None:
     model = net()
     logits = model(torch.ones(3))
     distribution = torch.distributions.Categorical(logits=logits)
+    # Two statements on a line are what is looked at.
     action = distribution.sample(); loss = action.float()  # fmt: skip # noqa: E702
     loss.backward()
 
